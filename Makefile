@@ -1,0 +1,34 @@
+# Targets: make help
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+DATA ?= synthetic
+RUN := .venv/bin/python
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= true
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+install: .venv/installed ## make .venv and install s3bert with all it needs, at the tested versions
+
+# torch comes first and alone: an index may offer a smaller build for exactly this version.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(RUN) || $(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --constraint constraints.txt torch
+	.venv/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install ## pretrain and finetune a tiny S3BERT in minutes; DATA=folder for real text and GLUE
+	$(RUN) scripts/demo.py --data $(DATA) --output_dir runs/demo
+
+test: install ## the whole test suite
+	$(RUN) -m pytest
+
+check: install ## ruff: lint and format
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+clean: ## remove what runs and tools left
+	rm -rf runs .pytest_cache .ruff_cache .hypothesis build src/*.egg-info
+
+.PHONY: help install demo test check clean

@@ -1,0 +1,200 @@
+"""Pretrains a masked language model: S3BERT, BERT, FNet, or any other that Transformers has, from scratch or continued.
+
+    accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small
+    accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small \
+        --resume_from_checkpoint latest
+
+The output folder is a complete Hub repository: weights, config, tokenizer, modelling code, and a model card with the
+run's own figures; beside them `log.jsonl`, `losses.png`, TensorBoard logs, `arguments.yaml` to repeat the run and
+`all_results.json`. Several processes, FSDP and mixed precision come from accelerate's configuration.
+"""
+
+import json
+import logging
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.utils import set_seed
+from huggingface_hub import HfApi
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel
+
+import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
+from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
+from s3bert.model_card import Figure, write_model_card
+from s3bert.runlog import plot_losses
+from s3bert.tasks.corpus import Corpus, CorpusArguments, open_corpus
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, StreamedMlmBatches
+from s3bert.training import TrainingConfig, TrainingResult, train
+
+
+logger = logging.getLogger(__name__)
+
+
+def _help(text: str, **settings):
+    return field(metadata={"help": text}, **settings)
+
+
+@dataclass
+class ModelArguments:
+    """Which model to train; exactly one of the first three."""
+
+    model_name_or_path: str | None = _help("checkpoint to continue from: a folder or a Hub id", default=None)
+    config_name: str | None = _help(
+        "configuration to start from scratch: a JSON file, a folder or a Hub id", default=None
+    )
+    model_type: str | None = _help(
+        "model type with its default configuration, from scratch: s3bert, bert, ...", default=None
+    )
+    config_overrides: str | None = _help(
+        "changes to the configuration, as `hidden_size=128,num_segments=4`", default=None
+    )
+    trust_remote_code: bool = _help("run modelling code that comes with a checkpoint", default=False)
+
+
+@dataclass
+class MlmArguments:
+    """The objective, its evaluation, and publishing."""
+
+    mlm_probability: float = _help("share of the tokens to predict", default=0.15)
+    max_eval_blocks: int | None = _help("held-out blocks to evaluate on; all of them by default", default=None)
+    push_to_hub: bool = _help("upload the finished folder", default=False)
+    hub_model_id: str | None = _help("repository to upload to; the output folder's name by default", default=None)
+
+
+def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> PreTrainedModel:
+    """The model to train, checked against the corpus it will read.
+
+    Raises:
+        ValueError: not exactly one source of a model; an override that the configuration does not have; a checkpoint
+            whose vocabulary or length does not fit the corpus.
+    """
+    sources = ("model_name_or_path", "config_name", "model_type")
+    if sum(getattr(arguments, name) is not None for name in sources) != 1:
+        raise ValueError(f"Give exactly one of {', '.join('--' + name for name in sources)}.")
+    remote = {"trust_remote_code": arguments.trust_remote_code}
+    if arguments.model_type is not None:
+        try:
+            config = AutoConfig.for_model(arguments.model_type)
+        except ValueError as error:
+            known = close_match(arguments.model_type, CONFIG_MAPPING.keys())
+            raise ValueError(f"Unknown --model_type {arguments.model_type}.{known}") from error
+    else:
+        config = AutoConfig.from_pretrained(arguments.model_name_or_path or arguments.config_name, **remote)
+    if arguments.config_overrides:
+        for entry in arguments.config_overrides.split(","):
+            name = entry.partition("=")[0].strip()
+            if not hasattr(config, name):
+                raise ValueError(
+                    f"--config_overrides: {config.model_type} has no {name!r}.{close_match(name, vars(config))}"
+                )
+        config.update_from_string(arguments.config_overrides)
+
+    if arguments.model_name_or_path is None:
+        if config.vocab_size != vocab_size:
+            logger.info("The model gets the tokenizer's vocabulary: %d entries, not %d.", vocab_size, config.vocab_size)
+            config.vocab_size = vocab_size
+        if block_size > config.max_position_embeddings:
+            raise ValueError(
+                f"The corpus has blocks of {block_size} tokens, the model takes up to {config.max_position_embeddings}: "
+                f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
+                "--max_seq_length."
+            )
+        return AutoModelForMaskedLM.from_config(config, **remote)
+    model = AutoModelForMaskedLM.from_pretrained(arguments.model_name_or_path, config=config, dtype="float32", **remote)
+    if config.vocab_size < vocab_size:
+        raise ValueError(
+            f"The corpus's tokenizer has {vocab_size} entries, {arguments.model_name_or_path} knows {config.vocab_size}: "
+            f"prepare the corpus with --tokenizer_name {arguments.model_name_or_path}."
+        )
+    if block_size > config.max_position_embeddings:
+        raise ValueError(
+            f"The corpus has blocks of {block_size} tokens, {arguments.model_name_or_path} takes up to "
+            f"{config.max_position_embeddings}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
+            "prepare the corpus with a shorter --max_seq_length."
+        )
+    return model
+
+
+def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, training: TrainingConfig, command: str):
+    """Writes what the run measured: `all_results.json`, the loss curve, and the model card."""
+    folder = Path(training.output_dir)
+    parameters = model.num_parameters()
+    unigram = corpus.manifest["splits"].get("validation", {}).get("unigram_entropy")
+    results = {f"eval_{name}": value for name, value in result.metrics.items() if name != "perplexity"}
+    results |= {
+        "perplexity": result.metrics.get("perplexity"),
+        "train_loss": result.train_loss,
+        "train_runtime": round(result.seconds, 1),
+        "train_steps": result.step,
+        "train_tokens": next(record["tokens"] for record in reversed(result.history) if "tokens" in record),
+        "unigram_entropy": unigram,
+        "parameters": parameters,
+    }
+    results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
+    (folder / "all_results.json").write_text(json.dumps(results, indent=2) + "\n")
+    plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
+    figures = [
+        Figure("fill-mask", corpus.manifest["name"], "validation", name, result.metrics[name])
+        for name in ("loss", "perplexity", "accuracy")
+        if name in result.metrics
+    ]
+    facts = {
+        "parameters": f"{parameters:,}",
+        "tokens seen": f"{results['train_tokens']:,}",
+        "optimiser steps": f"{result.step:,} of {training.global_batch_size()} sequences of {corpus.block_size} tokens",
+        "training time": f"{result.seconds / 3600:.2f} hours",
+        "tokens per second": f"{results['train_tokens_per_second']:,.0f}",
+        "peak learning rate": training.learning_rate,
+        "seed": training.seed,
+        "unigram entropy of the held-out tokens": f"{unigram:.4f} nats" if unigram else "not counted",
+    }
+    summary = (
+        f"A {model.config.model_type} encoder of {parameters:,} parameters, pretrained by masked language modelling on "
+        f"{corpus.manifest['name']}. Losses are in nats, over masked tokens of held-out text."
+    )
+    write_model_card(folder, folder.name, summary, figures, facts, command, picture="losses.png")
+
+
+def main(argv: list[str] | None = None) -> TrainingResult:
+    """Runs the script; returns how the training ended."""
+    model_arguments, data, mlm, training = parse_arguments(
+        (ModelArguments, CorpusArguments, MlmArguments, TrainingConfig), argv, __doc__
+    )
+    folder = Path(training.output_dir)
+    with PartialState().local_main_process_first():
+        corpus = open_corpus(data, folder / "corpus")
+    masking = Masking(corpus.tokenizer, mlm.mlm_probability)
+    set_seed(training.seed)
+    model = build_model(model_arguments, len(corpus.tokenizer), corpus.block_size)
+    batch_size = training.global_batch_size()
+    if data.streaming:
+        steps = training.max_train_steps
+        if steps is None:
+            raise ValueError("A streamed corpus has no known length: give --max_train_steps.")
+        batches = StreamedMlmBatches(corpus, "train", masking, batch_size, training.seed, steps)
+    else:
+        batches = MlmBatches(corpus.split("train"), masking, batch_size, training.seed)
+    held_out = HeldOut(corpus.split("validation"), masking, training.per_device_eval_batch_size, mlm.max_eval_blocks)
+    if PartialState().is_main_process:
+        save_arguments(folder / "arguments.yaml", model_arguments, data, mlm, training)
+
+    result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer)
+    if PartialState().is_main_process:
+        words = argv if argv is not None else sys.argv[1:]
+        command = shlex.join(["accelerate", "launch", "scripts/pretrain_mlm.py", *words])
+        publish(result, model, corpus, training, command)
+        if mlm.push_to_hub:
+            api = HfApi()
+            repository = api.create_repo(mlm.hub_model_id or folder.name, exist_ok=True).repo_id
+            api.upload_folder(
+                repo_id=repository, folder_path=folder, ignore_patterns=["checkpoint-*", "corpus/*", ".*"]
+            )
+    PartialState().wait_for_everyone()
+    return result
+
+
+if __name__ == "__main__":
+    run_as_script(main)

@@ -1,0 +1,101 @@
+"""Arguments of the scripts: dataclasses filled from a YAML file and the command line.
+
+A configuration file is nothing but arguments written down: `--config run.yaml --learning_rate 1e-4` reads the file's
+entries first and lets the command line override them. A run saves its own resolved file, so that it can be repeated.
+"""
+
+import difflib
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+
+def close_match(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' for a misspelt name, or the list of what there is."""
+    known = sorted(known)
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(matches)}?" if matches else f" There is: {', '.join(known)}."
+
+
+def parse_arguments(
+    argument_classes: tuple[type, ...], argv: list[str] | None = None, description: str | None = None
+) -> tuple[Any, ...]:
+    """One instance of each dataclass, from `--config FILE.yaml` and the command line (which wins).
+
+    Args:
+        argument_classes: dataclasses whose fields carry `metadata={"help": ...}`; their names are the arguments.
+        argv: the command line without the program's name; `sys.argv[1:]` by default.
+        description: shown on top of `--help`.
+
+    Exits with status 2 and a message, as argparse does, on an unknown argument or key (naming the close match), a value
+    of the wrong kind, or an unreadable file.
+    """
+    parser = HfArgumentParser(argument_classes, description=description, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE.yaml", help="YAML file of arguments; the command line overrides it")
+    argv = sys.argv[1:] if argv is None else list(argv)
+    names = {field.name for argument_class in argument_classes for field in fields(argument_class) if field.init}
+
+    file = parser.parse_known_args(_only_config(argv))[0].config
+    from_file = [] if file is None else _file_arguments(parser, Path(file), names)
+    *instances, unknown = parser.parse_args_into_dataclasses(from_file + argv, return_remaining_strings=True)
+    if unknown:
+        flags = [word for word in unknown if word.startswith("--")] or unknown
+        name = flags[0].lstrip("-").split("=")[0]
+        parser.error(f"unknown argument {flags[0]}.{close_match(name, names | {'config'})}")
+    return tuple(instances[: len(argument_classes)])
+
+
+def _only_config(argv: list[str]) -> list[str]:
+    """The part of a command line that names the configuration file."""
+    for i, word in enumerate(argv):
+        if word == "--config":
+            return argv[i : i + 2]
+        if word.startswith("--config="):
+            return [word]
+    return []
+
+
+def _file_arguments(parser: HfArgumentParser, file: Path, names: set[str]) -> list[str]:
+    """A YAML file's entries as command-line words, so that one parser converts and checks both."""
+    try:
+        entries = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        parser.error(f"cannot read the configuration file {file}: {error}")
+    if not isinstance(entries, dict):
+        parser.error(f"{file} must hold `name: value` lines, not {type(entries).__name__}.")
+    words = []
+    for name, value in entries.items():
+        if name not in names:
+            parser.error(f"{file}: unknown key {name!r}.{close_match(str(name), names)}")
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in values)]
+    return words
+
+
+def save_arguments(file: Path, *instances: Any) -> None:
+    """Writes the resolved arguments as a YAML file that `--config` takes."""
+    entries = {name: value for instance in instances for name, value in asdict(instance).items() if value is not None}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(entries, sort_keys=False), encoding="utf-8")
+
+
+def run_as_script(main: Callable[[], Any]) -> None:
+    """Runs a script's `main`; an error the user can mend ends it with its message alone and status 1."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "datasets", "evaluate", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        main()
+    except (ValueError, OSError, FloatingPointError) as error:
+        logging.getLogger(__name__).debug("traceback", exc_info=True)
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; a run goes on from its last checkpoint with --resume_from_checkpoint latest")

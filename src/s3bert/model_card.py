@@ -1,0 +1,92 @@
+"""The model card (README.md) of a checkpoint folder: the run's own facts and figures, in the Hub's metadata too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+
+@dataclass
+class Figure:
+    """One measured value: `metric` ("accuracy") of `value` on `split` of `dataset`, as the run's files hold it."""
+
+    task: str  # the Hub's name, "fill-mask" or "text-classification"
+    dataset: str
+    split: str
+    metric: str
+    value: float
+
+
+_LOAD = {
+    "fill-mask": """from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{folder}", trust_remote_code=True)
+print(fill(f"paris is the capital of {{fill.tokenizer.mask_token}}."))""",
+    "text-classification": """from transformers import pipeline
+
+classify = pipeline("text-classification", model="{folder}", trust_remote_code=True)
+print(classify("a sentence to classify"))""",
+}
+
+
+def write_model_card(
+    folder: Path,
+    title: str,
+    summary: str,
+    figures: list[Figure],
+    facts: Mapping[str, object],
+    command: str,
+    base_model: str | None = None,
+    picture: str | None = None,
+) -> Path:
+    """Writes `folder/README.md` and returns it.
+
+    Args:
+        title: the model's name. summary: a paragraph that says what was trained on what.
+        figures: the results to report; the first one's task is the pipeline tag.
+        facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
+        command: the command line that made the checkpoint.
+        base_model: the checkpoint it was finetuned from. picture: a PNG in the folder to show.
+    """
+    task = figures[0].task if figures else "fill-mask"
+    results = [
+        EvalResult(
+            task_type=figure.task,
+            dataset_type=figure.dataset,
+            dataset_name=figure.dataset,
+            dataset_split=figure.split,
+            metric_type=figure.metric,
+            metric_value=figure.value,
+        )
+        for figure in figures
+    ]
+    data = ModelCardData(
+        license="apache-2.0",
+        language="en",
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=["s3bert", "s3attention"],
+        model_name=title,
+        eval_results=results or None,
+        base_model=base_model,
+    )
+    measured = [f"| {f.dataset} ({f.split}) | {f.metric} | {f.value:.4f} |" for f in figures]
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {title}",
+        summary,
+        "## Results",
+        "\n".join(["| data | metric | value |", "|---|---|---|", *measured]),
+        f"![losses]({picture})" if picture else "",
+        "## Training",
+        "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]),
+        f"```sh\n{command}\n```",
+        "## Use",
+        f"```python\n{_LOAD[task].format(folder=folder.name)}\n```",
+        "With `pip install s3bert` and `import s3bert` the same works without `trust_remote_code`. Any padding is fine: "
+        "what lies under the attention mask has no influence on real tokens.",
+    ]
+    card = folder / "README.md"
+    card.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
+    return card

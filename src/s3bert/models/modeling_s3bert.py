@@ -1,0 +1,585 @@
+"""S3BERT: BERT with its self-attention swapped for S3Attention (mixer_s3.py), and the usual heads.
+
+    x -> Smoother -> z -> Q, K, V -> skeleton attention -> linear -> dropout -> LayerNorm(x + .) -> feed-forward
+
+Embeddings, feed-forward, pooler and masked-LM head are Transformers' BERT modules, so a checkpoint's names are BERT's
+wherever the module is. B batch, S length, N `max_position_embeddings`, H hidden size.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertIntermediate,
+    BertLMPredictionHead,
+    BertOnlyMLMHead,
+    BertOutput,
+    BertPooler,
+    BertSelfOutput,
+)
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_s3bert import S3BertConfig
+from .mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother, at_least_float32
+
+
+class S3BertAttention(nn.Module):
+    """Smoother, skeleton attention, and BERT's output projection with the residual of the unsmoothed input."""
+
+    def __init__(self, config: S3BertConfig, layer_index: int):
+        super().__init__()
+        self.smoother = Smoother(
+            config.hidden_size,
+            config.num_segments,
+            config.max_position_embeddings,
+            norm=config.smoother_norm,
+            dropout=config.smoother_dropout_prob,
+            use_fourier_convolution=config.use_fourier_convolution,
+            use_convolution_stem=config.use_convolution_stem,
+            layer_norm_eps=config.layer_norm_eps,
+        )
+        self.self = SkeletonAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_row_samples,
+            config.num_column_samples,
+            config.landmark_length,
+            use_row_attention=config.use_row_attention,
+            use_column_attention=config.use_column_attention,
+            landmark_sampling=config.landmark_sampling,
+            landmark_seed=config.landmark_seed,
+            layer_index=layer_index,
+            dropout=config.attention_probs_dropout_prob,
+            layer_norm_eps=config.layer_norm_eps,
+        )
+        self.output = BertSelfOutput(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        mixed, row_weights = self.self(self.smoother(hidden_states, mask), mask)
+        return self.output(mixed, hidden_states), row_weights
+
+
+class S3BertLayer(GradientCheckpointingLayer):
+    """S3Attention and BERT's feed-forward, each followed by a residual and LayerNorm; (B, S, H) -> (B, S, H)."""
+
+    def __init__(self, config: S3BertConfig, layer_index: int):
+        super().__init__()
+        self.attention = S3BertAttention(config, layer_index)
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        hidden_states, _ = self.attention(hidden_states, mask)
+        return self.output(self.intermediate(hidden_states), hidden_states)
+
+
+class S3BertEncoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: S3BertConfig):
+        super().__init__()
+        self.layer = nn.ModuleList([S3BertLayer(config, index) for index in range(config.num_hidden_layers)])
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        for layer in self.layer:
+            hidden_states = layer(hidden_states, mask)
+        return hidden_states
+
+
+class S3BertPreTrainedModel(PreTrainedModel):
+    """What every S3BERT model shares: names, initial values, and lengthening.
+
+    Loss: heads average over the labelled items of the call, or divide by `num_items_in_batch` where a trainer passes it
+    (the count over all micro-batches of an optimiser step), so that gradient accumulation is exact for every head.
+    """
+
+    config_class = S3BertConfig
+    config: S3BertConfig
+    base_model_prefix = "s3bert"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _input_embed_layer = "word_embeddings"
+    _no_split_modules = ["S3BertLayer"]
+    _can_record_outputs = {"hidden_states": S3BertLayer, "attentions": S3BertAttention}
+    _keep_in_fp32_modules_strict = ["smoother.filter", "smoother.norm"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """Initial values of every parameter and buffer (`init` leaves alone what a checkpoint has filled).
+
+        Linear, Embedding, Conv1d   weight normal(0, initializer_range), bias 0, padding embedding 0
+        LayerNorm                   weight 1, bias 0
+        smoother.filter             Kaiming normal, fan-in, ReLU gain (Algorithm 2)
+        smoother.norm ("batch")     weight 1, bias 0, running mean 0, running variance 1
+        landmarks                   from `landmark_seed` and the layer's number, never from the global generator
+        """
+        super()._init_weights(module)
+        if isinstance(module, Smoother) and module.use_fourier_convolution:
+            init.kaiming_normal_(module.filter, nonlinearity="relu")
+        elif isinstance(module, PositionBatchNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+            init.zeros_(module.running_mean)
+            init.ones_(module.running_var)
+        elif isinstance(module, SkeletonAttention):
+            row_positions, column_indices = module.seeded_landmarks()
+            init.copy_(module.row_positions, row_positions)
+            init.copy_(module.column_indices, column_indices)
+        elif isinstance(module, BertEmbeddings):
+            init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1])[None])
+            init.zeros_(module.token_type_ids)
+        elif isinstance(module, BertLMPredictionHead):
+            init.zeros_(module.bias)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        """The learned position embeddings, an (N, H) table."""
+        return self.base_model.embeddings.position_embeddings
+
+    @torch.no_grad()
+    def resize_position_embeddings(self, new_num_position_embeddings: int):
+        """Lengthens (or shortens) a trained model in place to sequences of `new_num_position_embeddings` tokens.
+
+        The filters keep their taps at every lag they had, position embeddings and the per-position BatchNorm repeat
+        cyclically; shortening crops all three. Landmarks are fractions of the length and stay. Inputs of up to half the
+        old length (of the new one, when shortening) give the same outputs as before.
+
+        Raises:
+            ValueError: the new length is not a positive integer.
+        """
+        new_length = new_num_position_embeddings
+        if not isinstance(new_length, int) or new_length < 1:
+            raise ValueError(f"new_num_position_embeddings = {new_length!r}: give a number of tokens, at least 1.")
+        if new_length == self.config.max_position_embeddings:
+            return
+        embeddings = self.base_model.embeddings
+        table = nn.Embedding.from_pretrained(
+            _repeat_cyclically(embeddings.position_embeddings.weight, new_length), freeze=False
+        )
+        table.weight.requires_grad_(embeddings.position_embeddings.weight.requires_grad)
+        embeddings.position_embeddings = table
+        embeddings.position_ids = torch.arange(new_length, device=table.weight.device)[None]
+        embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
+        for smoother in (module for module in self.modules() if isinstance(module, Smoother)):
+            _resize_smoother(smoother, new_length)
+        self.config.max_position_embeddings = new_length
+
+
+def _repeat_cyclically(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """(N, ...) -> (length, ...), row t being row t mod N."""
+    return tensor[torch.arange(length, device=tensor.device) % tensor.shape[0]]
+
+
+def _resize_smoother(smoother: Smoother, length: int):
+    """Gives a smoother's filter and per-position norm the new length, in place."""
+    if smoother.use_fourier_convolution:
+        old, kept = smoother.max_length, min(smoother.max_length, length)
+        spectrum = torch.view_as_complex(at_least_float32(smoother.filter).contiguous())
+        taps = torch.fft.irfft(spectrum, n=old, dim=0)  # (N, H), lag j at j and lag -j at N - j
+        resized = taps.new_zeros(length, taps.shape[1])
+        resized[: kept // 2 + 1] = taps[: kept // 2 + 1]
+        # The last tap of an even filter is lag N/2 and -N/2 at once: a longer filter takes it at both.
+        negative = kept // 2 if length > old else (kept - 1) // 2
+        if negative:
+            resized[length - negative :] = taps[old - negative :]
+        spectrum = torch.view_as_real(torch.fft.rfft(resized, dim=0))
+        smoother.filter = nn.Parameter(spectrum.to(smoother.filter.dtype), smoother.filter.requires_grad)
+    if smoother.use_convolution_stem and isinstance(smoother.norm, PositionBatchNorm):
+        norm = smoother.norm
+        for name in ("weight", "bias"):
+            parameter = getattr(norm, name)
+            setattr(norm, name, nn.Parameter(_repeat_cyclically(parameter.data, length), parameter.requires_grad))
+        for name in ("running_mean", "running_var"):
+            setattr(norm, name, _repeat_cyclically(getattr(norm, name), length))
+    smoother.max_length = length
+
+
+class S3BertModel(S3BertPreTrainedModel):
+    """The encoder without a head."""
+
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: S3BertConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = S3BertEncoder(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> BaseModelOutputWithPooling | tuple:
+        """Encodes a batch of sequences of up to N tokens.
+
+        Args:
+            input_ids: (B, S) token ids; or `inputs_embeds` (B, S, H) in their place.
+            attention_mask: (B, S), nonzero at real tokens; any pattern, and all real when absent.
+            token_type_ids, position_ids: (B, S), as in BERT.
+            output_attentions: also returns, per layer, the row attention (B, h, S, s1) over landmark tokens.
+            output_hidden_states: also returns the embeddings and each layer's output, (B, S, H) each.
+
+        Returns:
+            `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token.
+
+        Raises:
+            ValueError: neither or both of the inputs; a mask of another shape; more than N tokens; on CPU, a token id
+                outside the vocabulary (on an accelerator, the scripts check their data once, before training).
+        """
+        self._check_inputs(input_ids, inputs_embeds, attention_mask)
+        mask = None if attention_mask is None else attention_mask != 0
+        hidden_states = self.embeddings(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+        )
+        hidden_states = self.encoder(hidden_states, mask)
+        pooled = None if self.pooler is None else self.pooler(_first_token(hidden_states, mask))
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def _check_inputs(self, input_ids, inputs_embeds, attention_mask):
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either input_ids or inputs_embeds, and not both.")
+        shape = input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1]
+        if len(shape) != 2:
+            raise ValueError(f"Inputs are batches of sequences, (B, S); got a batch and length of {tuple(shape)}.")
+        if attention_mask is not None and attention_mask.shape != shape:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)} and the input {tuple(shape)}: give one entry "
+                "for each token, 1 for real and 0 for padding."
+            )
+        if shape[1] > self.config.max_position_embeddings:
+            raise ValueError(
+                f"The sequence has {shape[1]} tokens, the model takes up to {self.config.max_position_embeddings}: "
+                f"truncate it, or call model.resize_position_embeddings({shape[1]}) to lengthen the model."
+            )
+        # Reading values would stall an accelerator and break a compiled graph; an index error on CPU is caught here.
+        if input_ids is not None and input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            vocabulary = self.embeddings.word_embeddings.num_embeddings
+            if input_ids.numel() and not (input_ids.min() >= 0 and input_ids.max() < vocabulary):
+                wrong = input_ids[(input_ids < 0) | (input_ids >= vocabulary)][0].item()
+                raise ValueError(
+                    f"Token id {wrong} is outside the model's vocabulary of {vocabulary}: use the tokenizer the model "
+                    "was trained with, or model.resize_token_embeddings(len(tokenizer))."
+                )
+
+
+def _first_token(hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Each sequence's first real token (B, 1, H), which left padding moves away from position 0."""
+    if mask is None:
+        return hidden_states[:, :1]
+    first = mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden_states.shape[-1])
+    return hidden_states.gather(1, first)
+
+
+def _cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    """Mean cross entropy of (..., C) logits over labels that are not -100; 0 where there is none."""
+    labels = labels.reshape(-1)
+    total = F.cross_entropy(at_least_float32(logits).reshape(-1, logits.shape[-1]), labels, reduction="sum")
+    if num_items_in_batch is None:
+        num_items_in_batch = (labels != -100).sum().clamp(min=1)
+    return total / num_items_in_batch
+
+
+def _classifier_dropout(config: S3BertConfig) -> nn.Dropout:
+    rate = config.classifier_dropout
+    return nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+
+
+class S3BertForMaskedLM(S3BertPreTrainedModel):
+    """S3BERT with BERT's masked-LM head, the decoder tied to the word embeddings."""
+
+    _auto_class = "AutoModelForMaskedLM"
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "s3bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def __init__(self, config: S3BertConfig):
+        super().__init__(config)
+        self.s3bert = S3BertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear):
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> MaskedLMOutput | tuple:
+        """`labels` (B, S) hold the original ids at masked positions and -100 elsewhere. `logits` are (B, S, V); with
+        `sparse_prediction`, in training with labels, (labelled positions, V) in reading order."""
+        outputs = self.s3bert(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        hidden_states = outputs.last_hidden_state
+        if self.config.sparse_prediction and self.training and labels is not None:
+            labelled = labels != -100
+            hidden_states, labels = hidden_states[labelled], labels[labelled]
+        logits = self.cls(hidden_states)
+        loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class S3BertForSequenceClassification(S3BertPreTrainedModel):
+    """S3BERT with a linear layer on the pooled first token: classification, or regression."""
+
+    _auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, config: S3BertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.s3bert = S3BertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> SequenceClassifierOutput | tuple:
+        """`labels` (B) integers for classes or floats for a regression, (B, labels) floats for several labels at once;
+        `config.problem_type` decides, or the labels' type and `config.num_labels` where it is not set."""
+        outputs = self.s3bert(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, labels)
+        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def _loss(self, logits, labels, num_items_in_batch) -> torch.Tensor:
+        problem = self.config.problem_type
+        if problem is None:
+            integers = not labels.is_floating_point()
+            several = "single_label_classification" if integers else "multi_label_classification"
+            problem = "regression" if self.config.num_labels == 1 else several
+        if problem == "single_label_classification":
+            return _cross_entropy(logits, labels, num_items_in_batch)
+        logits = at_least_float32(logits)
+        labels = labels.to(logits.dtype).view_as(logits)
+        of_item = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        items = labels.numel() if num_items_in_batch is None else num_items_in_batch
+        return of_item(logits, labels, reduction="sum") / items
+
+
+class S3BertForTokenClassification(S3BertPreTrainedModel):
+    """S3BERT with a linear layer on every token."""
+
+    _auto_class = "AutoModelForTokenClassification"
+
+    def __init__(self, config: S3BertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.s3bert = S3BertModel(config, add_pooling_layer=False)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> TokenClassifierOutput | tuple:
+        """`labels` (B, S), -100 where a token has none. `logits` are (B, S, labels)."""
+        outputs = self.s3bert(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class S3BertForQuestionAnswering(S3BertPreTrainedModel):
+    """S3BERT with scores for where an answer starts and ends."""
+
+    _auto_class = "AutoModelForQuestionAnswering"
+
+    def __init__(self, config: S3BertConfig):
+        super().__init__(config)
+        self.s3bert = S3BertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> QuestionAnsweringModelOutput | tuple:
+        """`start_positions` and `end_positions` (B); one beyond the sequence is not counted. Both logits are (B, S)."""
+        outputs = self.s3bert(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = []
+            for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
+                positions = positions.reshape(-1)
+                inside = (positions >= 0) & (positions < logits.shape[1])
+                losses.append(_cross_entropy(logits, positions.where(inside, -100), num_items_in_batch))
+            loss = sum(losses) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class S3BertForMultipleChoice(S3BertPreTrainedModel):
+    """S3BERT with one score for each choice, from the pooled first token."""
+
+    _auto_class = "AutoModelForMultipleChoice"
+
+    def __init__(self, config: S3BertConfig):
+        super().__init__(config)
+        self.s3bert = S3BertModel(config)
+        self.dropout = _classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> MultipleChoiceModelOutput | tuple:
+        """Inputs are (B, C, S) for C choices; `labels` (B) number the right one. `logits` are (B, C)."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        num_choices = given.shape[1]
+        per_token = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
+            None if tensor is None else tensor.flatten(0, 1) for tensor in per_token
+        )
+        outputs = self.s3bert(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, num_choices)
+        loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+__all__ = [
+    "S3BertForMaskedLM",
+    "S3BertForMultipleChoice",
+    "S3BertForQuestionAnswering",
+    "S3BertForSequenceClassification",
+    "S3BertForTokenClassification",
+    "S3BertModel",
+    "S3BertPreTrainedModel",
+]

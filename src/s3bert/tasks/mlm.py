@@ -1,0 +1,151 @@
+"""Masked language modelling: blocks of tokens to masked batches, and what held-out text says of a model.
+
+Masking is BERT's (15% of the tokens, of these 80% [MASK], 10% a random token, 10% unchanged; special tokens never),
+dynamic, and drawn for the global batch of a step from (seed, step): the same for any number of processes and workers.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+
+class Blocks(Protocol):
+    """What a corpus split offers: packed blocks of token ids, and the order of any epoch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    def draw(self, seed: int, epoch: int) -> np.ndarray: ...
+
+
+class Masking:
+    """Draws labels and masked inputs.
+
+    Args:
+        tokenizer: gives the vocabulary, the mask token and the special tokens.
+        mlm_probability: share of tokens to predict; each sequence has at least one.
+
+    Raises:
+        ValueError: the tokenizer has no mask token; the probability is not between 0 and 1.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float = 0.15):
+        if tokenizer.mask_token_id is None:
+            raise ValueError("This tokenizer has no mask token: masked language modelling needs one, as BERT's [MASK].")
+        if not 0 < mlm_probability < 1:
+            raise ValueError(f"mlm_probability = {mlm_probability}: give a share between 0 and 1, usually 0.15.")
+        self.mlm_probability = mlm_probability
+        self.mask_token_id = tokenizer.mask_token_id
+        self.vocab_size = len(tokenizer)
+        self.special = np.isin(np.arange(len(tokenizer)), tokenizer.all_special_ids)
+
+    def __call__(self, tokens: np.ndarray, generator: np.random.Generator) -> dict[str, torch.Tensor]:
+        """(B, S) token ids -> `input_ids` and `labels` (B, S), labels -100 where nothing is predicted."""
+        inputs = tokens.astype(np.int64)
+        chances = generator.random(inputs.shape, dtype=np.float32)
+        chances[self.special[inputs]] = 2  # never
+        # At least the likeliest token of each sequence: a mean over no labels would be NaN in most models.
+        threshold = np.maximum(self.mlm_probability, chances.min(1, keepdims=True) + np.finfo(np.float32).eps)
+        predicted = (chances < threshold) & (chances < 1)
+        labels = np.where(predicted, inputs, -100)
+        fate = generator.random(inputs.shape, dtype=np.float32)
+        random_tokens = generator.integers(self.vocab_size, size=inputs.shape)
+        inputs = np.where(predicted & (fate < 0.8), self.mask_token_id, inputs)
+        inputs = np.where(predicted & (fate >= 0.9), random_tokens, inputs)
+        return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+
+
+class MlmBatches:
+    """The global batches of a run, `[step]` a pure function of (seed, step); epochs follow one another without a gap.
+
+    Args:
+        blocks: a corpus split. masking: how to mask. batch_size: sequences of a global batch. seed: order and masks.
+    """
+
+    def __init__(self, blocks: Blocks, masking: Masking, batch_size: int, seed: int):
+        self.blocks, self.masking, self.batch_size, self.seed = blocks, masking, batch_size, seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        """Optimiser steps of an epoch."""
+        return max(1, -(-len(self.blocks) // self.batch_size))
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        first = step * self.batch_size
+        tokens = np.stack([self.blocks[self._block(i)] for i in range(first, first + self.batch_size)])
+        return self.masking(tokens, np.random.default_rng([self.seed, step]))
+
+    def _block(self, position: int) -> int:
+        """Which block comes at a position of the endless sequence of reshuffled epochs."""
+        epoch, place = divmod(position, len(self.blocks))
+        if epoch not in self._orders:
+            self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
+            self._orders[epoch] = self.blocks.draw(self.seed, epoch)
+        return int(self._orders[epoch][place])
+
+
+class StreamedMlmBatches:
+    """The same over a corpus that is streamed: batches come in order, and going back or ahead means reading again.
+
+    Args:
+        corpus: a `StreamingCorpus`. steps_per_epoch: what to call an epoch, as a stream has no known length.
+    """
+
+    def __init__(self, corpus, split: str, masking: Masking, batch_size: int, seed: int, steps_per_epoch: int):
+        self.corpus, self.split, self.masking = corpus, split, masking
+        self.batch_size, self.seed, self.steps_per_epoch = batch_size, seed, steps_per_epoch
+        self._next_step, self._stream = None, None
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        if step != self._next_step:
+            self._stream = self.corpus.blocks(self.split, seed=self.seed, skip=step * self.batch_size)
+        tokens = np.stack([next(self._stream) for _ in range(self.batch_size)])
+        self._next_step = step + 1
+        return self.masking(tokens, np.random.default_rng([self.seed, step]))
+
+
+class HeldOut:
+    """The masked-LM loss (nats), perplexity and accuracy of a model on a fixed set of blocks under fixed masks.
+
+    Args:
+        blocks: the held-out split. masking: how to mask. batch_size: sequences at once on one process.
+        max_blocks: how many blocks to use at most, spread evenly over the split.
+    """
+
+    def __init__(self, blocks: Blocks, masking: Masking, batch_size: int, max_blocks: int | None = None):
+        count = len(blocks) if max_blocks is None else min(max_blocks, len(blocks))
+        chosen = np.linspace(0, len(blocks) - 1, count).astype(int)
+        self.batches = [
+            masking(
+                np.stack([blocks[i] for i in chosen[start : start + batch_size]]), np.random.default_rng([0, start])
+            )
+            for start in range(0, count, batch_size)
+        ]
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Evaluates on all processes together; every process gets the same figures."""
+        sums = torch.zeros(3, dtype=torch.float32, device=accelerator.device)  # loss, right predictions, predictions
+        # Each process takes as many batches as any other: sharded models must run in step.
+        rounds = -(-len(self.batches) // accelerator.num_processes)
+        for i in range(rounds):
+            index = i * accelerator.num_processes + accelerator.process_index
+            batch = self.batches[index % len(self.batches)]
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            logits = model(input_ids=batch["input_ids"]).logits
+            predicted = batch["labels"] != -100
+            logits, labels = logits[predicted].float(), batch["labels"][predicted]
+            if index < len(self.batches):
+                loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+                sums += torch.stack([loss, (logits.argmax(-1) == labels).sum(), predicted.sum()])
+        loss, right, count = accelerator.reduce(sums, "sum").double().tolist()
+        mean = loss / count
+        return {"loss": mean, "perplexity": float(np.exp(min(mean, 700.0))), "accuracy": right / count}

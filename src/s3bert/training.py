@@ -1,0 +1,490 @@
+"""The one training loop, on accelerate: exact accumulation, exact resume, and nothing about models or tasks.
+
+The data is a sequence of *global* batches, `batches[step]`, each a pure function of its step; the loop cuts it over
+processes and micro-batches. Dropout is drawn from a generator seeded by (seed, step, micro-batch, process). So the
+state of a run is its weights, its optimiser and a step number: a killed run goes on to the last digit (on CPU), and the
+number of processes may change between two resumes.
+"""
+
+import contextlib
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, PartialState
+from safetensors.torch import load_model
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers.trainer_pt_utils import get_parameter_names
+
+from .checkpoints import (
+    all_checkpoints,
+    find_checkpoint,
+    load_training_state,
+    rotate,
+    save_training_state,
+    written_aside,
+)
+from .measure import peak_flops, training_flops
+from .runlog import RunLog
+
+
+logger = logging.getLogger(__name__)
+
+# What the Trainer exempts from weight decay: biases and every norm, the smoother's and skeleton attention's included.
+_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+
+
+class Batches(Protocol):
+    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch on the CPU."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]: ...
+
+
+def _help(text: str, **settings: Any) -> Any:
+    return field(metadata={"help": text}, **settings)
+
+
+@dataclass
+class TrainingConfig:
+    """How to train; the names are those of Transformers' Trainer and its scripts without one."""
+
+    output_dir: str = _help("folder of the run: log, checkpoints, and in the end the finished model")
+    seed: int = _help("seed of initial weights, data order, masking and dropout", default=42)
+    per_device_train_batch_size: int = _help("sequences of a micro-batch on one process", default=8)
+    per_device_eval_batch_size: int = _help("sequences of an evaluation batch on one process", default=8)
+    gradient_accumulation_steps: int = _help("micro-batches of an optimiser step on one process", default=1)
+    learning_rate: float = _help("AdamW's peak learning rate", default=5e-5)
+    weight_decay: float = _help("AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
+    adam_beta1: float = _help("AdamW's first moment decay", default=0.9)
+    adam_beta2: float = _help("AdamW's second moment decay", default=0.999)
+    adam_epsilon: float = _help("AdamW's denominator guard", default=1e-8)
+    max_grad_norm: float = _help("gradients are clipped to this global norm; 0 for no clipping", default=1.0)
+    lr_scheduler_type: str = _help("linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear")
+    num_warmup_steps: int = _help("optimiser steps of linear warm-up", default=0)
+    max_train_steps: int | None = _help("optimiser steps in all; overrides num_train_epochs", default=None)
+    num_train_epochs: float = _help("passes over the training data", default=3.0)
+    logging_steps: int = _help("optimiser steps between two log records", default=10)
+    eval_steps: int | None = _help("optimiser steps between evaluations; once an epoch by default", default=None)
+    save_steps: int | None = _help("optimiser steps between checkpoints; by default at the end only", default=None)
+    save_total_limit: int = _help("checkpoints kept; 0 keeps all", default=2)
+    resume_from_checkpoint: str | None = _help("a checkpoint folder, or `latest` of output_dir", default=None)
+    mixed_precision: str | None = _help("no, fp16 or bf16; accelerate's configuration by default", default=None)
+    torch_compile: bool = _help("compile the model (the first steps then take long)", default=False)
+    activation_checkpointing: bool = _help("recompute activations in backward to save memory", default=False)
+    dataloader_num_workers: int = _help("processes that prepare batches ahead", default=0)
+    ddp_find_unused_parameters: bool = _help("for models with parameters a loss does not reach", default=False)
+    report_to: str = _help("tracker: tensorboard, wandb, ... or none", default="tensorboard")
+    early_stopping_patience: int = _help("evaluations without a better result before stopping; 0 never", default=0)
+    metric_for_best_model: str = _help("evaluation metric early stopping watches", default="loss")
+    greater_is_better: bool = _help("whether that metric should rise", default=False)
+
+    def __post_init__(self):
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+        if self.logging_steps < 1:
+            raise ValueError(f"logging_steps = {self.logging_steps}: must be at least 1.")
+
+    def global_batch_size(self) -> int:
+        """Sequences of one optimiser step, over all processes and micro-batches."""
+        processes = PartialState().num_processes
+        return processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Optimiser steps of the whole run."""
+        return self.max_train_steps or max(1, math.ceil(self.num_train_epochs * steps_per_epoch))
+
+
+@dataclass
+class TrainingResult:
+    """How a run ended: its last step, the metrics of its last and best evaluation, and every log record."""
+
+    step: int
+    metrics: dict[str, float]
+    best_metrics: dict[str, float]
+    train_loss: float
+    seconds: float
+    history: list[dict[str, Any]]
+
+
+@dataclass
+class _Progress:
+    """What a checkpoint carries beside tensors. Times are of training alone, without evaluation and saving."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0  # over all steps
+    window_loss: float = 0.0  # since the last log record
+    window_steps: int = 0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    evaluations_since_best: int = 0
+
+
+class _MicroBatches(Dataset):
+    """The part of each step's global batch that falls to this process, in micro-batches with their weights."""
+
+    def __init__(self, batches: Batches, config: TrainingConfig, process: int, processes: int):
+        self.batches = batches
+        self.size = config.per_device_train_batch_size
+        self.count = config.gradient_accumulation_steps
+        self.process = process
+        self.processes = processes
+
+    def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, torch.Tensor], float]], int]:
+        """[(micro-batch, its share of the step's labelled items)], tokens of the global batch."""
+        batch = self.batches[step]
+        rows = len(next(iter(batch.values())))
+        expected = self.size * self.count * self.processes
+        if rows != expected:
+            raise ValueError(
+                f"Step {step} has {rows} sequences, the loop needs {expected} (TrainingConfig.global_batch_size)."
+            )
+        items = _labelled_items(batch)
+        parts = []
+        for i in range(self.count):
+            start = (i * self.processes + self.process) * self.size
+            part = {name: tensor[start : start + self.size] for name, tensor in batch.items()}
+            parts.append((part, _labelled_items(part) / items))
+        tokens = batch["attention_mask"].sum() if "attention_mask" in batch else batch["input_ids"].numel()
+        return parts, int(tokens)
+
+
+def _labelled_items(batch: dict[str, torch.Tensor]) -> int:
+    """How many items a model's mean loss averages over: labels that are not -100, or sequences."""
+    if "labels" in batch:
+        return max(1, int((batch["labels"] != -100).sum()))
+    return len(next(iter(batch.values())))
+
+
+def train(
+    model: PreTrainedModel,
+    batches: Batches,
+    config: TrainingConfig,
+    evaluate: Callable[[nn.Module, Accelerator], dict[str, float]] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> TrainingResult:
+    """Trains `model` in place, logs, evaluates, saves checkpoints, and leaves the finished model in `output_dir`.
+
+    Args:
+        model: any model whose output has a `loss` that is a mean over labelled items. With gradient accumulation each
+            micro-batch's mean is weighted by its number of items, so that 4 x 4 sequences give the loss and gradient of
+            1 x 16. BatchNorm alone still sees micro-batches (summed over processes).
+        batches: global batches of `config.global_batch_size()` sequences.
+        evaluate: called on every process, model in evaluation mode; its metrics are logged as `eval_<name>`.
+        tokenizer: saved beside the model.
+
+    Raises:
+        ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run.
+        FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
+        OSError: a checkpoint could not be written; the earlier ones are whole.
+    """
+    return _Run(model, batches, config, evaluate, tokenizer).train()
+
+
+class _Run:
+    def __init__(self, model, batches, config, evaluate, tokenizer):
+        self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
+        self.output_dir = Path(config.output_dir)
+        tracker = None if config.report_to == "none" else config.report_to
+        self.accelerator = Accelerator(
+            mixed_precision=config.mixed_precision,
+            log_with=tracker,
+            project_dir=config.output_dir,
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.ddp_find_unused_parameters)],
+        )
+        self.main = self.accelerator.is_main_process
+        self.total_steps = config.total_steps(len(batches))
+        self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
+        self.progress = _Progress()
+        checkpoint = self._checkpoint_to_resume()
+        optimizer_state = self._load(model, checkpoint) if checkpoint else None
+
+        self.flops = self._flops_per_step(model)
+        if config.activation_checkpointing:
+            model.activation_checkpointing_enable()
+        if config.torch_compile:
+            # Labelled positions are as many as chance makes them: with sparse prediction the head stays uncompiled.
+            sparse = getattr(model.config, "sparse_prediction", False)
+            (model.base_model if sparse else model).compile()
+        optimizer = self._optimizer(model)
+        self.plain_model = model
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.scheduler = get_scheduler(
+            config.lr_scheduler_type, self.optimizer.optimizer, config.num_warmup_steps, self.total_steps
+        )
+        if optimizer_state is not None:
+            optimizer_state, scheduler_state, scaler_state = optimizer_state
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(self.model, self.optimizer.optimizer, optimizer_state, options=options)
+            self.scheduler.load_state_dict(scheduler_state)
+            if scaler_state and self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(scaler_state)
+        self.log = RunLog(self.output_dir / "log.jsonl", self.progress.step, enabled=self.main)
+        if tracker:
+            settings = {"tensorboard": {"purge_step": self.progress.step + 1}} if tracker == "tensorboard" else {}
+            self.accelerator.init_trackers("logs", init_kwargs=settings)
+
+    def train(self) -> TrainingResult:
+        progress, config = self.progress, self.config
+        micro_batches = _MicroBatches(
+            self.batches, config, self.accelerator.process_index, self.accelerator.num_processes
+        )
+        loader = DataLoader(
+            micro_batches,
+            sampler=range(progress.step, self.total_steps),
+            batch_size=None,
+            num_workers=config.dataloader_num_workers,
+            pin_memory=self.accelerator.device.type == "cuda",
+        )
+        eval_steps = config.eval_steps or len(self.batches)
+        self.window = torch.zeros((), device=self.accelerator.device)
+        self.first_bad_step = torch.full((), -1, device=self.accelerator.device)
+        bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
+        self.model.train()
+        stopped, clock = False, time.perf_counter()
+        for parts, tokens in loader:
+            self._step(parts)
+            progress.step += 1
+            progress.tokens += tokens
+            progress.window_tokens += tokens
+            progress.window_steps += 1
+            bar.update()
+            last = progress.step == self.total_steps
+            evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
+            saves = last or (config.save_steps and progress.step % config.save_steps == 0)
+            logs = last or progress.step % config.logging_steps == 0
+            if logs or evaluates or saves:
+                self._collect_losses()
+                elapsed = time.perf_counter() - clock
+                progress.seconds += elapsed
+                progress.window_seconds += elapsed
+                if logs:
+                    bar.set_postfix(self._log_training())
+                if evaluates:
+                    stopped = self._evaluate()
+                if saves or stopped:
+                    self._save_checkpoint()
+                clock = time.perf_counter()
+            if stopped:
+                break
+        bar.close()
+        self.accelerator.end_training()
+        self._save_model()
+        return TrainingResult(
+            step=progress.step,
+            metrics=progress.metrics,
+            best_metrics=progress.best_metrics,
+            train_loss=progress.loss_sum / max(1, progress.step),
+            seconds=progress.seconds,
+            history=self.log.records,
+        )
+
+    def _step(self, parts: list[tuple[dict[str, torch.Tensor], float]]) -> None:
+        """Forward and backward over the micro-batches, then one optimiser step."""
+        accelerator, config = self.accelerator, self.config
+        loss_sum = torch.zeros((), device=accelerator.device)
+        for i, (batch, share) in enumerate(parts):
+            # Seeded afresh, dropout needs no generator state in a checkpoint and evaluations cannot disturb it.
+            words = np.random.SeedSequence([config.seed, self.progress.step, i, accelerator.process_index])
+            torch.manual_seed(int(words.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+            batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+            last = i == len(parts) - 1
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
+                loss = self.model(**batch).loss
+                # Processes' gradients are averaged, and the shares add up to one over all of them.
+                accelerator.backward(loss * (share * accelerator.num_processes))
+            loss_sum += loss.detach() * share
+        bad = ~torch.isfinite(loss_sum)
+        if config.max_grad_norm:
+            self.grad_norm = accelerator.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+            if accelerator.scaler is None:  # fp16's scaler meets infinite gradients as a matter of course
+                bad = bad | ~torch.isfinite(torch.as_tensor(self.grad_norm, device=bad.device))
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        self.window += loss_sum
+        self.first_bad_step = torch.where(bad & (self.first_bad_step < 0), self.progress.step + 1, self.first_bad_step)
+
+    def _collect_losses(self) -> None:
+        """Moves the losses since the last call from the devices to the progress; the only regular wait for a device."""
+        first_bad = int(self.first_bad_step)
+        if first_bad >= 0:
+            whole = all_checkpoints(self.output_dir)
+            raise FloatingPointError(
+                f"The loss or its gradient is not finite since step {first_bad}. Nothing was saved since; the last "
+                f"checkpoint is {whole[-1] if whole else 'none'}. Lower --learning_rate, lengthen --num_warmup_steps, or "
+                "use bf16 rather than fp16."
+            )
+        loss = self.accelerator.reduce(self.window, "sum").item()
+        self.progress.loss_sum += loss
+        self.progress.window_loss += loss
+        self.window.zero_()
+
+    def _log_training(self) -> dict[str, str]:
+        """Writes a log record of the steps since the last one; returns what the progress bar shows."""
+        progress = self.progress
+        speed = progress.window_tokens / max(progress.window_seconds, 1e-9)
+        record = {
+            "step": progress.step,
+            "epoch": progress.step / len(self.batches),
+            "loss": progress.window_loss / progress.window_steps,
+            "learning_rate": self.scheduler.get_last_lr()[0],
+            "tokens": progress.tokens,
+            "seconds": round(progress.seconds, 2),
+            "tokens_per_second": round(speed, 1),
+        }
+        if self.config.max_grad_norm:
+            record["grad_norm"] = float(self.grad_norm)
+        if self.flops:
+            flops, peak, _ = self.flops
+            record["mfu"] = round(flops * progress.window_steps / max(progress.window_seconds, 1e-9) / peak, 4)
+        self._write(record)
+        progress.window_loss = progress.window_seconds = 0.0
+        progress.window_steps = progress.window_tokens = 0
+        shown = {"loss": f"{record['loss']:.4f}", "tokens/s": f"{speed:,.0f}"}
+        return shown | ({"mfu": f"{record['mfu']:.1%}"} if "mfu" in record else {})
+
+    def _evaluate(self) -> bool:
+        """Runs and logs an evaluation; returns whether patience has run out."""
+        progress, config = self.progress, self.config
+        self.model.eval()
+        metrics = {name: float(value) for name, value in self.evaluate(self.model, self.accelerator).items()}
+        self.model.train()
+        self._write({"step": progress.step} | {f"eval_{name}": value for name, value in metrics.items()})
+        progress.metrics = metrics
+        watched = config.metric_for_best_model
+        if watched not in metrics:
+            raise ValueError(f"metric_for_best_model = {watched!r} is not among the metrics {', '.join(metrics)}.")
+        sign = 1 if config.greater_is_better else -1
+        if not progress.best_metrics or sign * metrics[watched] > sign * progress.best_metrics[watched]:
+            progress.best_metrics = metrics
+            progress.evaluations_since_best = 0
+        else:
+            progress.evaluations_since_best += 1
+        return 0 < config.early_stopping_patience <= progress.evaluations_since_best
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.log.write(record)
+        values = {name: value for name, value in record.items() if name != "step"}
+        self.accelerator.log(values, step=record["step"])
+
+    def _optimizer(self, model: nn.Module) -> torch.optim.AdamW:
+        config = self.config
+        decayed = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY))
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                groups[name in decayed].append(parameter)
+        return torch.optim.AdamW(
+            [
+                {"params": groups[True], "weight_decay": config.weight_decay},
+                {"params": groups[False], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"),
+        )
+
+    def _flops_per_step(self, model: nn.Module) -> tuple[float, float, str] | None:
+        """FLOPs of a step on all processes, the peak of their devices together, and the source of that figure."""
+        if not self.main:
+            return None
+        batch = self.batches[0]
+        rows = len(next(iter(batch.values())))
+        few = min(rows, 2)
+        flops = training_flops(model, {name: tensor[:few].to(model.device) for name, tensor in batch.items()})
+        peak, source = peak_flops(self.accelerator.device)
+        logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
+        return flops * rows / few, peak * self.accelerator.num_processes, source
+
+    def _checkpoint_to_resume(self) -> Path | None:
+        config = self.config
+        if config.resume_from_checkpoint:
+            checkpoint = find_checkpoint(self.output_dir, config.resume_from_checkpoint)
+            if checkpoint is None:
+                logger.info("No checkpoint in %s yet: starting from the beginning.", self.output_dir)
+            return checkpoint
+        if existing := all_checkpoints(self.output_dir):
+            raise ValueError(
+                f"{self.output_dir} already holds {existing[-1].name}: pass --resume_from_checkpoint latest to go on from "
+                "it, or another --output_dir to start afresh."
+            )
+        return None
+
+    def _load(self, model: nn.Module, checkpoint: Path) -> tuple[dict, dict, dict]:
+        """Fills the model and the progress; returns the states of optimiser, schedule and loss scaler."""
+        optimizer_state, state = load_training_state(checkpoint)
+        for name, value in self.identity.items():
+            if state["identity"][name] != value:
+                raise ValueError(
+                    f"{checkpoint} was trained with {name} = {state['identity'][name]}, this run has {value}: its data "
+                    "would not go on where it stopped. Use the same, or start afresh in another --output_dir."
+                )
+        load_model(model, checkpoint / "model.safetensors")
+        self.progress = _Progress(**state["progress"])
+        logger.info("Resuming from %s: step %d of %d.", checkpoint, self.progress.step, self.total_steps)
+        return optimizer_state, state["scheduler"], state["scaler"]
+
+    def _model_state(self) -> dict[str, torch.Tensor] | None:
+        """The whole model's tensors where they are spread over processes, otherwise None: it can save itself."""
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        return self.accelerator.get_state_dict(self.model) if sharded else None
+
+    def _save_checkpoint(self) -> None:
+        accelerator, progress = self.accelerator, self.progress
+        folder = self.output_dir / f"checkpoint-{progress.step}"
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        optimizer_state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
+        model_state = self._model_state()
+        if self.main:
+            scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else {}
+            state = {
+                "progress": progress.__dict__,
+                "identity": self.identity,
+                "scheduler": self.scheduler.state_dict(),
+                "scaler": scaler,
+            }
+            with written_aside(folder) as aside:
+                self._save_pretrained(aside, model_state)
+                save_training_state(aside, optimizer_state, state)
+            rotate(self.output_dir, self.config.save_total_limit)
+        accelerator.wait_for_everyone()
+
+    def _save_model(self) -> None:
+        """Puts the finished model's files beside the run's, each replaced in one move."""
+        model_state = self._model_state()
+        if self.main:
+            aside = self.output_dir / ".model.unfinished"
+            shutil.rmtree(aside, ignore_errors=True)
+            self._save_pretrained(aside, model_state)
+            for file in sorted(aside.iterdir()):
+                file.replace(self.output_dir / file.name)
+            aside.rmdir()
+        self.accelerator.wait_for_everyone()
+
+    def _save_pretrained(self, folder: Path, model_state: dict[str, torch.Tensor] | None) -> None:
+        self.plain_model.save_pretrained(folder, state_dict=model_state, max_shard_size="1TB")
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
