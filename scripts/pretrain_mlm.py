@@ -16,7 +16,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accelerate import PartialState
 from accelerate.utils import set_seed
 from huggingface_hub import HfApi
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel
@@ -25,9 +24,9 @@ import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
 from s3bert.model_card import Figure, write_model_card
 from s3bert.runlog import plot_losses
-from s3bert.tasks.corpus import Corpus, CorpusArguments, open_corpus
+from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
 from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, StreamedMlmBatches
-from s3bert.training import TrainingConfig, TrainingResult, train
+from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
 
 logger = logging.getLogger(__name__)
@@ -118,11 +117,17 @@ def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> 
     return model
 
 
+def corpus_name(corpus: Corpus) -> str:
+    """The training sources for people: Hub ids, or the last part of local paths."""
+    sources = [record["source"] for record in corpus.manifest["files"] if record["split"] == "train"]
+    return " + ".join(Path(source).name if Path(source.partition("=")[0]).exists() else source for source in sources)
+
+
 def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, training: TrainingConfig, command: str):
     """Writes what the run measured: `all_results.json`, the loss curve, and the model card."""
     folder = Path(training.output_dir)
     parameters = model.num_parameters()
-    unigram = corpus.manifest["splits"].get("validation", {}).get("unigram_entropy")
+    unigram = corpus.manifest["unigram_entropy"]["validation"]
     results = {f"eval_{name}": value for name, value in result.metrics.items() if name != "perplexity"}
     results |= {
         "perplexity": result.metrics.get("perplexity"),
@@ -137,7 +142,7 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
     (folder / "all_results.json").write_text(json.dumps(results, indent=2) + "\n")
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
     figures = [
-        Figure("fill-mask", corpus.manifest["name"], "validation", name, result.metrics[name])
+        Figure("fill-mask", corpus_name(corpus), "validation", name, result.metrics[name])
         for name in ("loss", "perplexity", "accuracy")
         if name in result.metrics
     ]
@@ -149,13 +154,15 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
         "tokens per second": f"{results['train_tokens_per_second']:,.0f}",
         "peak learning rate": training.learning_rate,
         "seed": training.seed,
-        "unigram entropy of the held-out tokens": f"{unigram:.4f} nats" if unigram else "not counted",
+        "unigram entropy of the held-out tokens": f"{unigram:.4f} nats",
     }
     summary = (
         f"A {model.config.model_type} encoder of {parameters:,} parameters, pretrained by masked language modelling on "
-        f"{corpus.manifest['name']}. Losses are in nats, over masked tokens of held-out text."
+        f"{corpus_name(corpus)}. Losses are in nats, over masked tokens of held-out text."
     )
-    write_model_card(folder, folder.name, summary, figures, facts, command, picture="losses.png")
+    write_model_card(
+        folder, folder.name, model.config.model_type, summary, figures, facts, command, picture="losses.png"
+    )
 
 
 def main(argv: list[str] | None = None) -> TrainingResult:
@@ -164,8 +171,9 @@ def main(argv: list[str] | None = None) -> TrainingResult:
         (ModelArguments, CorpusArguments, MlmArguments, TrainingConfig), argv, __doc__
     )
     folder = Path(training.output_dir)
-    with PartialState().local_main_process_first():
-        corpus = open_corpus(data, folder / "corpus")
+    processes = process_state()
+    with processes.local_main_process_first():
+        corpus = Corpus.open(prepare_corpus(data, folder / "corpus"))
     masking = Masking(corpus.tokenizer, mlm.mlm_probability)
     set_seed(training.seed)
     model = build_model(model_arguments, len(corpus.tokenizer), corpus.block_size)
@@ -178,11 +186,11 @@ def main(argv: list[str] | None = None) -> TrainingResult:
     else:
         batches = MlmBatches(corpus.split("train"), masking, batch_size, training.seed)
     held_out = HeldOut(corpus.split("validation"), masking, training.per_device_eval_batch_size, mlm.max_eval_blocks)
-    if PartialState().is_main_process:
+    if processes.is_main_process:
         save_arguments(folder / "arguments.yaml", model_arguments, data, mlm, training)
 
     result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer)
-    if PartialState().is_main_process:
+    if processes.is_main_process:
         words = argv if argv is not None else sys.argv[1:]
         command = shlex.join(["accelerate", "launch", "scripts/pretrain_mlm.py", *words])
         publish(result, model, corpus, training, command)
@@ -192,7 +200,7 @@ def main(argv: list[str] | None = None) -> TrainingResult:
             api.upload_folder(
                 repo_id=repository, folder_path=folder, ignore_patterns=["checkpoint-*", "corpus/*", ".*"]
             )
-    PartialState().wait_for_everyone()
+    processes.wait_for_everyone()
     return result
 
 

@@ -4,6 +4,7 @@ A configuration file is nothing but arguments written down: `--config run.yaml -
 entries first and lets the command line override them. A run saves its own resolved file, so that it can be repeated.
 """
 
+import argparse
 import difflib
 import logging
 import sys
@@ -12,6 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import transformers
 import yaml
 from transformers import HfArgumentParser
 
@@ -41,7 +43,9 @@ def parse_arguments(
     argv = sys.argv[1:] if argv is None else list(argv)
     names = {field.name for argument_class in argument_classes for field in fields(argument_class) if field.init}
 
-    file = parser.parse_known_args(_only_config(argv))[0].config
+    only_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    only_config.add_argument("--config")
+    file = only_config.parse_known_args(argv)[0].config
     from_file = [] if file is None else _file_arguments(parser, Path(file), names)
     *instances, unknown = parser.parse_args_into_dataclasses(from_file + argv, return_remaining_strings=True)
     if unknown:
@@ -49,16 +53,6 @@ def parse_arguments(
         name = flags[0].lstrip("-").split("=")[0]
         parser.error(f"unknown argument {flags[0]}.{close_match(name, names | {'config'})}")
     return tuple(instances[: len(argument_classes)])
-
-
-def _only_config(argv: list[str]) -> list[str]:
-    """The part of a command line that names the configuration file."""
-    for i, word in enumerate(argv):
-        if word == "--config":
-            return argv[i : i + 2]
-        if word.startswith("--config="):
-            return [word]
-    return []
 
 
 def _file_arguments(parser: HfArgumentParser, file: Path, names: set[str]) -> list[str]:
@@ -92,6 +86,7 @@ def run_as_script(main: Callable[[], Any]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "datasets", "evaluate", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint read or written
     try:
         main()
     except (ValueError, OSError, FloatingPointError) as error:

@@ -29,10 +29,16 @@ classify = pipeline("text-classification", model="{folder}", trust_remote_code=T
 print(classify("a sentence to classify"))""",
 }
 
+_S3BERT_USE = (
+    "Where s3bert is installed, `import s3bert` does in place of `trust_remote_code`. Any padding is fine: what lies under "
+    "the attention mask has no influence on real tokens."
+)
+
 
 def write_model_card(
     folder: Path,
     title: str,
+    model_type: str,
     summary: str,
     figures: list[Figure],
     facts: Mapping[str, object],
@@ -43,7 +49,7 @@ def write_model_card(
     """Writes `folder/README.md` and returns it.
 
     Args:
-        title: the model's name. summary: a paragraph that says what was trained on what.
+        title: the model's name. model_type: as in its configuration. summary: a paragraph that says what was trained on what.
         figures: the results to report; the first one's task is the pipeline tag.
         facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
         command: the command line that made the checkpoint.
@@ -66,7 +72,7 @@ def write_model_card(
         language="en",
         library_name="transformers",
         pipeline_tag=task,
-        tags=["s3bert", "s3attention"],
+        tags=["s3bert", "s3attention"] if model_type == "s3bert" else [model_type],
         model_name=title,
         eval_results=results or None,
         base_model=base_model,
@@ -84,8 +90,7 @@ def write_model_card(
         f"```sh\n{command}\n```",
         "## Use",
         f"```python\n{_LOAD[task].format(folder=folder.name)}\n```",
-        "With `pip install s3bert` and `import s3bert` the same works without `trust_remote_code`. Any padding is fine: "
-        "what lies under the attention mask has no influence on real tokens.",
+        _S3BERT_USE if model_type == "s3bert" else "",
     ]
     card = folder / "README.md"
     card.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, PartialState
+from accelerate.utils import parse_flag_from_env
 from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -57,6 +58,13 @@ class Batches(Protocol):
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]: ...
 
 
+def process_state() -> PartialState:
+    """This process's place among those of the run; call it rather than `PartialState`, which takes processes without an
+    accelerator for separate runs unless told that they are meant to be on CPUs."""
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    return PartialState(cpu=on_cpu)
+
+
 def _help(text: str, **settings: Any) -> Any:
     return field(metadata={"help": text}, **settings)
 
@@ -87,6 +95,7 @@ class TrainingConfig:
     resume_from_checkpoint: str | None = _help("a checkpoint folder, or `latest` of output_dir", default=None)
     mixed_precision: str | None = _help("no, fp16 or bf16; accelerate's configuration by default", default=None)
     torch_compile: bool = _help("compile the model (the first steps then take long)", default=False)
+    torch_compile_backend: str = _help("what compiles it, as in torch.compile", default="inductor")
     activation_checkpointing: bool = _help("recompute activations in backward to save memory", default=False)
     dataloader_num_workers: int = _help("processes that prepare batches ahead", default=0)
     ddp_find_unused_parameters: bool = _help("for models with parameters a loss does not reach", default=False)
@@ -104,7 +113,7 @@ class TrainingConfig:
 
     def global_batch_size(self) -> int:
         """Sequences of one optimiser step, over all processes and micro-batches."""
-        processes = PartialState().num_processes
+        processes = process_state().num_processes
         return processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -206,6 +215,7 @@ class _Run:
     def __init__(self, model, batches, config, evaluate, tokenizer):
         self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
         self.output_dir = Path(config.output_dir)
+        process_state()
         tracker = None if config.report_to == "none" else config.report_to
         self.accelerator = Accelerator(
             mixed_precision=config.mixed_precision,
@@ -226,7 +236,7 @@ class _Run:
         if config.torch_compile:
             # Labelled positions are as many as chance makes them: with sparse prediction the head stays uncompiled.
             sparse = getattr(model.config, "sparse_prediction", False)
-            (model.base_model if sparse else model).compile()
+            (model.base_model if sparse else model).compile(backend=config.torch_compile_backend)
         optimizer = self._optimizer(model)
         self.plain_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
@@ -289,7 +299,8 @@ class _Run:
             if stopped:
                 break
         bar.close()
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:  # not end_training(), which also ends the group of processes
+            tracker.finish()
         self._save_model()
         return TrainingResult(
             step=progress.step,
@@ -356,14 +367,12 @@ class _Run:
         }
         if self.config.max_grad_norm:
             record["grad_norm"] = float(self.grad_norm)
-        if self.flops:
-            flops, peak, _ = self.flops
-            record["mfu"] = round(flops * progress.window_steps / max(progress.window_seconds, 1e-9) / peak, 4)
+        flops, peak = self.flops
+        record["mfu"] = round(flops * progress.window_steps / max(progress.window_seconds, 1e-9) / peak, 4)
         self._write(record)
         progress.window_loss = progress.window_seconds = 0.0
         progress.window_steps = progress.window_tokens = 0
-        shown = {"loss": f"{record['loss']:.4f}", "tokens/s": f"{speed:,.0f}"}
-        return shown | ({"mfu": f"{record['mfu']:.1%}"} if "mfu" in record else {})
+        return {"loss": f"{record['loss']:.4f}", "tokens/s": f"{speed:,.0f}", "mfu": f"{record['mfu']:.1%}"}
 
     def _evaluate(self) -> bool:
         """Runs and logs an evaluation; returns whether patience has run out."""
@@ -407,17 +416,16 @@ class _Run:
             fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"),
         )
 
-    def _flops_per_step(self, model: nn.Module) -> tuple[float, float, str] | None:
-        """FLOPs of a step on all processes, the peak of their devices together, and the source of that figure."""
-        if not self.main:
-            return None
+    def _flops_per_step(self, model: nn.Module) -> tuple[float, float]:
+        """FLOPs of a step on all processes, and the peak of their devices together."""
         batch = self.batches[0]
         rows = len(next(iter(batch.values())))
         few = min(rows, 2)
         flops = training_flops(model, {name: tensor[:few].to(model.device) for name, tensor in batch.items()})
         peak, source = peak_flops(self.accelerator.device)
-        logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
-        return flops * rows / few, peak * self.accelerator.num_processes, source
+        if self.main:
+            logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
+        return flops * rows / few, peak * self.accelerator.num_processes
 
     def _checkpoint_to_resume(self) -> Path | None:
         config = self.config

@@ -144,6 +144,7 @@ class Smoother(nn.Module):
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_segments = {num_segments}.")
         self.num_segments = num_segments
         self.max_length = max_length
+        self.norm_kind = norm
         self.use_fourier_convolution = use_fourier_convolution
         self.use_convolution_stem = use_convolution_stem
         if use_fourier_convolution:
@@ -191,7 +192,7 @@ class Smoother(nn.Module):
         return smoothed.transpose(1, 2).to(hidden_states.dtype)
 
     def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        if isinstance(self.norm, PositionBatchNorm):
+        if self.norm_kind == "batch":  # not isinstance: adapters wrap the module
             return self.norm(features, mask)
         # The norm's weights may be float32 beside half-precision features (`_keep_in_fp32_modules_strict`).
         norm, inputs = self.norm, at_least_float32(features)
@@ -291,7 +292,9 @@ class SkeletonAttention(nn.Module):
         if self.use_column_attention:
             column = self._column_attention(query, key[..., columns], value[..., columns], lengths, mask)
             mixed.append(self.column_norm(column.transpose(1, 2).flatten(2)))
-        return sum(mixed) / len(mixed), row_weights  # Algorithm 1's average; eq. 1 prints the sum
+        # Algorithm 1's average; eq. 1 prints the sum. Zeroed again, because at padded tokens the norms see all-zero
+        # vectors, where their slope is 1 / sqrt(eps) and any gradient explodes.
+        return zero_padding(sum(mixed) / len(mixed), mask), row_weights
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)  # (B, h, S, p)

@@ -198,7 +198,7 @@ def _resize_smoother(smoother: Smoother, length: int):
             resized[length - negative :] = taps[old - negative :]
         spectrum = torch.view_as_real(torch.fft.rfft(resized, dim=0))
         smoother.filter = nn.Parameter(spectrum.to(smoother.filter.dtype), smoother.filter.requires_grad)
-    if smoother.use_convolution_stem and isinstance(smoother.norm, PositionBatchNorm):
+    if smoother.use_convolution_stem and smoother.norm_kind == "batch":
         norm = smoother.norm
         for name in ("weight", "bias"):
             parameter = getattr(norm, name)
@@ -244,10 +244,10 @@ class S3BertModel(S3BertPreTrainedModel):
             `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token.
 
         Raises:
-            ValueError: neither or both of the inputs; a mask of another shape; more than N tokens; on CPU, a token id
-                outside the vocabulary (on an accelerator, the scripts check their data once, before training).
+            ValueError: neither or both of the inputs; a mask of another shape; more than N tokens; on CPU, an id
+                outside its table (on an accelerator, the scripts check their data once, before training).
         """
-        self._check_inputs(input_ids, inputs_embeds, attention_mask)
+        self._check_inputs(input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids)
         mask = None if attention_mask is None else attention_mask != 0
         hidden_states = self.embeddings(
             input_ids=input_ids,
@@ -259,7 +259,7 @@ class S3BertModel(S3BertPreTrainedModel):
         pooled = None if self.pooler is None else self.pooler(_first_token(hidden_states, mask))
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
-    def _check_inputs(self, input_ids, inputs_embeds, attention_mask):
+    def _check_inputs(self, input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, and not both.")
         shape = input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1]
@@ -275,15 +275,24 @@ class S3BertModel(S3BertPreTrainedModel):
                 f"The sequence has {shape[1]} tokens, the model takes up to {self.config.max_position_embeddings}: "
                 f"truncate it, or call model.resize_position_embeddings({shape[1]}) to lengthen the model."
             )
+        if 0 in shape:
+            raise ValueError(
+                f"The batch is empty: {shape[0]} sequences of {shape[1]} tokens; give at least one of one."
+            )
         # Reading values would stall an accelerator and break a compiled graph; an index error on CPU is caught here.
-        if input_ids is not None and input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            vocabulary = self.embeddings.word_embeddings.num_embeddings
-            if input_ids.numel() and not (input_ids.min() >= 0 and input_ids.max() < vocabulary):
-                wrong = input_ids[(input_ids < 0) | (input_ids >= vocabulary)][0].item()
-                raise ValueError(
-                    f"Token id {wrong} is outside the model's vocabulary of {vocabulary}: use the tokenizer the model "
-                    "was trained with, or model.resize_token_embeddings(len(tokenizer))."
-                )
+        if torch.compiler.is_compiling():
+            return
+        embeddings = self.embeddings
+        remedy = "use the tokenizer the model was trained with, or model.resize_token_embeddings(len(tokenizer))"
+        for name, ids, table, mend in (
+            ("Token id", input_ids, embeddings.word_embeddings, remedy),
+            ("Token type", token_type_ids, embeddings.token_type_embeddings, "see config.type_vocab_size"),
+            ("Position", position_ids, embeddings.position_embeddings, "see resize_position_embeddings"),
+        ):
+            size = table.num_embeddings
+            if ids is not None and ids.device.type == "cpu" and not (ids.min() >= 0 and ids.max() < size):
+                wrong = ids[(ids < 0) | (ids >= size)][0].item()
+                raise ValueError(f"{name} {wrong} is outside the model's 0..{size - 1}: {mend}.")
 
 
 def _first_token(hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

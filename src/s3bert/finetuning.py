@@ -1,0 +1,120 @@
+"""Where finetuning starts: a checkpoint with its tokenizer, checked against one another, and new classifiers on top of it."""
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from accelerate.utils import set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers import logging as logging_of_transformers
+
+
+logger = logging.getLogger(__name__)
+
+# Models whose mixing reads the padding: only batches padded to one fixed length give a row the same answer every time.
+_WITHOUT_MASK = {"fnet"}
+
+
+class StartingPoint:
+    """A checkpoint to finetune.
+
+    Args:
+        name: a folder or Hub id. tokenizer_name: a tokenizer that is not in the checkpoint.
+        max_seq_length: the tokens wanted; `.max_seq_length` is lower where the tokenizer's `model_max_length` is.
+        from_finetuned: whether the checkpoint may itself be finetuned; its classifier is kept where its shape fits.
+
+    Raises:
+        ValueError: a length beyond the model's positions; a tokenizer without words, or with more than the model knows; a
+            finetuned checkpoint without `from_finetuned`.
+        OSError: no such checkpoint.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        max_seq_length: int,
+        tokenizer_name: str | None = None,
+        from_finetuned: bool = False,
+        trust_remote_code: bool = False,
+    ):
+        self.name, self.from_finetuned, self.trust_remote_code = name, from_finetuned, trust_remote_code
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if not from_finetuned and any("ForSequenceClassification" in head for head in config.architectures or []):
+            raise ValueError(
+                f"{name} is already finetuned (to {', '.join(map(str, config.id2label.values()))}); scores from there are not "
+                "those of a pretrained model. Pass --from_finetuned if that is meant, or name the pretrained checkpoint."
+            )
+        tokenizer_name = tokenizer_name or name
+        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=trust_remote_code)
+        remedy = "give --tokenizer_name the tokenizer the model was trained with."
+        if len(self.tokenizer) <= len(
+            self.tokenizer.all_special_ids
+        ):  # what Transformers makes of a missing vocabulary
+            raise ValueError(f"{tokenizer_name} has no vocabulary: {remedy}")
+        if len(self.tokenizer) > config.vocab_size:
+            raise ValueError(
+                f"The tokenizer {tokenizer_name} has {len(self.tokenizer):,} entries, {name} knows {config.vocab_size:,}: {remedy}"
+            )
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions is not None and max_seq_length > positions:
+            raise ValueError(
+                f"--max_seq_length {max_seq_length} is beyond {name}, which takes up to {positions} tokens: pass "
+                f"--max_seq_length {positions}, or lengthen the model first (S3BERT: resize_position_embeddings)."
+            )
+        self.max_seq_length = min(max_seq_length, self.tokenizer.model_max_length)
+        if self.max_seq_length < max_seq_length:
+            logger.info("Inputs are cut to %d tokens, the tokenizer's model_max_length.", self.max_seq_length)
+        self.model_type = config.model_type
+        self.needs_fixed_length = config.model_type in _WITHOUT_MASK
+        self._reported = False  # which weights were found and which are new: once is enough
+        self.identity = _digest(Path(name)) or str(getattr(config, "_commit_hash", None))
+
+    def __str__(self) -> str:
+        return self.name + (" (itself finetuned)" if self.from_finetuned else "")
+
+    def classifier(self, labels: Sequence[str] | None, seed: int) -> PreTrainedModel:
+        """The checkpoint, float32, under a new classifier of those labels, or with one output for regression when None.
+
+        `seed` decides its initial weights. From the first call on `tokenizer` gives the inputs that the model takes.
+        """
+        names = labels or ("score",)
+        set_seed(seed)
+        verbosity = logging_of_transformers.get_verbosity()
+        if self._reported:
+            logging_of_transformers.set_verbosity_error()
+        try:
+            model = AutoModelForSequenceClassification.from_pretrained(
+                self.name,
+                id2label=dict(enumerate(names)),
+                label2id={label: number for number, label in enumerate(names)},
+                # Explicit: an entry of the checkpoint's, from another task, would decide the loss.
+                problem_type="single_label_classification" if labels else "regression",
+                dtype=torch.float32,
+                ignore_mismatched_sizes=self.from_finetuned,
+                trust_remote_code=self.trust_remote_code,
+            )
+        finally:
+            logging_of_transformers.set_verbosity(verbosity)
+        self._reported = True
+        if "token_type_ids" not in inspect.signature(model.forward).parameters:
+            inputs = self.tokenizer.model_input_names
+            self.tokenizer.model_input_names = [entry for entry in inputs if entry != "token_type_ids"]
+        return model
+
+
+def _digest(folder: Path) -> str:
+    """Of the weights in a local folder; '' when there are none."""
+    total = hashlib.sha256()
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin")))
+    for file in files:
+        with file.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest() if files else ""

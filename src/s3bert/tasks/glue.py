@@ -1,0 +1,292 @@
+"""GLUE: the tasks as a table, their data, their metrics, and what may be called their average.
+
+Metrics and average are those of the S3Attention paper's Table 3: the mean of accuracy and F1 for QQP and MRPC, Matthews'
+correlation for CoLA, Spearman's for STS-B, accuracy for the others, MNLI on the matched split. Everything is computed
+here; no metric is fetched from anywhere. A new task is one entry of `GLUE_TASKS`.
+"""
+
+import difflib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import datasets
+import evaluate
+import numpy as np
+from datasets import Dataset
+
+from .sources import load_source, parse_sources
+from .synthetic import synthetic_acceptability
+
+
+logger = logging.getLogger(__name__)
+
+
+def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
+    """The share of predictions that are right."""
+    return float(np.mean(predictions == references))
+
+
+def f1(predictions: np.ndarray, references: np.ndarray) -> float:
+    """The harmonic mean of precision and recall of class 1; 0 when there is no true positive."""
+    true_positives = np.sum((predictions == 1) & (references == 1))
+    return float(2 * true_positives / max(1, np.sum(predictions == 1) + np.sum(references == 1)))
+
+
+def pearson(predictions: np.ndarray, references: np.ndarray) -> float:
+    """The linear correlation. A constant tells nothing of the other variable: 0 where the formula is 0 / 0."""
+    if np.ptp(predictions) == 0 or np.ptp(references) == 0:
+        return 0.0
+    # Scaled by the largest deviation first, so that squares of tiny ones do not vanish.
+    left, right = (np.asarray(x, np.float64) - np.mean(x, dtype=np.float64) for x in (predictions, references))
+    left, right = left / np.abs(left).max(), right / np.abs(right).max()
+    return float(np.clip(left @ right / np.sqrt((left @ left) * (right @ right)), -1, 1))
+
+
+def spearman(predictions: np.ndarray, references: np.ndarray) -> float:
+    """The correlation of ranks; equal values share the mean of theirs."""
+    return pearson(_ranks(predictions), _ranks(references))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+# Matthews' coefficient of two classes is the linear correlation of their 0/1 labels.
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews_correlation": pearson,
+    "pearson": pearson,
+    "spearmanr": spearman,
+}
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """A task: which columns are read, what is predicted, how that is scored.
+
+    Args:
+        columns: one text column, or two for pairs.
+        label_names: by label number; None for regression on the float column `label`.
+        rows: of the official splits by name, `train` first; what a run used is held against them.
+        metrics: names in `METRICS`, as Transformers' scripts report them.
+        score: those whose mean is Table 3's figure.
+        evaluation_splits: split -> suffix of its metrics' names. The first is what settings are chosen by.
+        generate: makes a split, for a task that is not read from a source.
+    """
+
+    columns: tuple[str, ...]
+    label_names: tuple[str, ...] | None
+    rows: Mapping[str, int]
+    metrics: tuple[str, ...] = ("accuracy",)
+    score: tuple[str, ...] = ("accuracy",)
+    evaluation_splits: Mapping[str, str] = field(default_factory=lambda: {"validation": ""})
+    generate: Callable[[str], Dataset] | None = None
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs of the classifier; 1 for regression."""
+        return len(self.label_names) if self.label_names else 1
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+GLUE_TASKS: dict[str, GlueTask] = {
+    "mnli": GlueTask(
+        ("premise", "hypothesis"),
+        ("entailment", "neutral", "contradiction"),
+        {"train": 392_702, "validation_matched": 9_815, "validation_mismatched": 9_832},
+        evaluation_splits={"validation_matched": "", "validation_mismatched": "_mm"},
+    ),
+    "qqp": GlueTask(
+        ("question1", "question2"),
+        ("not_duplicate", "duplicate"),
+        {"train": 363_846, "validation": 40_430},
+        metrics=("accuracy", "f1"),
+        score=("accuracy", "f1"),
+    ),
+    "qnli": GlueTask(("question", "sentence"), _ENTAILMENT, {"train": 104_743, "validation": 5_463}),
+    "sst2": GlueTask(("sentence",), ("negative", "positive"), {"train": 67_349, "validation": 872}),
+    "cola": GlueTask(
+        ("sentence",),
+        ("unacceptable", "acceptable"),
+        {"train": 8_551, "validation": 1_043},
+        metrics=("matthews_correlation",),
+        score=("matthews_correlation",),
+    ),
+    "stsb": GlueTask(
+        ("sentence1", "sentence2"),
+        None,
+        {"train": 5_749, "validation": 1_500},
+        metrics=("pearson", "spearmanr"),
+        score=("spearmanr",),
+    ),
+    "mrpc": GlueTask(
+        ("sentence1", "sentence2"),
+        ("not_equivalent", "equivalent"),
+        {"train": 3_668, "validation": 408},
+        metrics=("accuracy", "f1"),
+        score=("accuracy", "f1"),
+    ),
+    "rte": GlueTask(("sentence1", "sentence2"), _ENTAILMENT, {"train": 2_490, "validation": 277}),
+    "wnli": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment"), {"train": 635, "validation": 71}),
+    "synthetic_acceptability": GlueTask(
+        ("sentence",),
+        ("unacceptable", "acceptable"),
+        {"train": 4_000, "validation": 500},
+        metrics=("matthews_correlation",),
+        score=("matthews_correlation",),
+        generate=synthetic_acceptability,
+    ),
+}
+TABLE_3 = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
+
+
+class MissingSplitError(ValueError):
+    """A task without the split to train on, or without the one it is scored on."""
+
+
+def find_task(name: str) -> GlueTask:
+    """The task of that name; ValueError naming the close match, or all there are."""
+    if name in GLUE_TASKS:
+        return GLUE_TASKS[name]
+    matches = difflib.get_close_matches(name.lower().replace("-", ""), GLUE_TASKS, n=1)
+    hint = f"did you mean {matches[0]}?" if matches else f"there is {', '.join(GLUE_TASKS)}."
+    raise ValueError(f"Unknown GLUE task {name!r}: {hint}")
+
+
+def load_task(name: str, source: str = "nyu-mll/glue") -> dict[str, Dataset]:
+    """The training split and the labelled evaluation splits of a task, checked, `train` first.
+
+    Args:
+        source: a dataset of the Hub with one configuration a task, or a folder with one subfolder a task (`cola/train.jsonl.gz`,
+            `cola/validation.jsonl.gz`, ...). A task that is generated, as synthetic_acceptability, needs none.
+
+    Raises:
+        MissingSplitError: no training split, or not the split the task is scored on. A missing further evaluation split
+            (mnli's validation_mismatched) is logged and left out.
+        ValueError: unknown task, missing column, empty text, label that the task does not have.
+        OSError: the source cannot be reached or read, or has no such task.
+    """
+    task = find_task(name)
+    if task.generate is not None:
+        return {split: task.generate(split) for split in ("train", *task.evaluation_splits)}
+    (part, *others) = parse_sources(source)
+    if others or part.config or part.weight:
+        raise ValueError(
+            f"GLUE source {source!r}: name one folder or Hub dataset; its part {name!r} is found by itself."
+        )
+    if part.name == "synthetic":
+        generated = [other for other, entry in GLUE_TASKS.items() if entry.generate]
+        raise MissingSplitError(f"{name}: not a synthetic task; those are {', '.join(generated)}.")
+    found = load_source(replace(part, config=name))
+    scored, *further = task.evaluation_splits
+    for split, purpose in (("train", "train on"), (scored, "evaluate on")):
+        if split not in found:
+            raise MissingSplitError(
+                f"{name}: {source} has no {split!r} split to {purpose}, only {', '.join(found)}. Add it to the task's folder "
+                f"(as {name}/{split}.jsonl), take a source that has it (nyu-mll/glue on the Hub), or leave the task out."
+            )
+    for split in further:
+        if split not in found:
+            logger.warning("%s: %s has no %r split; evaluated on %r alone.", name, source, split, scored)
+    splits = {split: found[split] for split in ("train", *task.evaluation_splits) if split in found}
+    for split, rows in splits.items():
+        _check_rows(rows, task, f"{name}, {split} of {source}")
+    return splits
+
+
+def _check_rows(rows: Dataset, task: GlueTask, where: str) -> None:
+    missing = [column for column in (*task.columns, "label") if column not in rows.column_names]
+    if missing:
+        raise ValueError(
+            f"{where}: no column {' and '.join(missing)}, only {', '.join(rows.column_names)}; rename the columns."
+        )
+    for column in (*task.columns, "label"):
+        if nulls := rows.data.column(column).null_count:
+            raise ValueError(f"{where}: {nulls} rows have no {column!r}; take them out.")
+    labels = np.asarray(rows.with_format("numpy")["label"][:])
+    if labels.dtype.kind not in ("iuf" if task.label_names is None else "iu"):
+        wanted = (
+            "numbers" if task.label_names is None else f"0 to {task.num_labels - 1} ({', '.join(task.label_names)})"
+        )
+        raise ValueError(f"{where}: labels such as {labels[0]!r}, but they must be {wanted}.")
+    wrong = ~np.isfinite(labels) if task.label_names is None else (labels < 0) | (labels >= task.num_labels)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        allowed = "finite" if task.label_names is None else f"one of 0 to {task.num_labels - 1}"
+        hint = " (-1 marks the unlabelled test set)" if labels[row] == -1 else ""
+        raise ValueError(f"{where}: row {row} has label {labels[row]}, which must be {allowed}{hint}.")
+
+
+class GlueMetric(evaluate.Metric):
+    """A task's metrics and Table 3's `score`, in the interface of `evaluate`; needs neither network nor files.
+
+    Where a task has several metrics their mean is also given as `combined_score`, as Transformers' scripts do.
+
+    Args:
+        task_name: a name in `GLUE_TASKS`.
+    """
+
+    def __init__(self, task_name: str):
+        self.task = find_task(task_name)
+        super().__init__(config_name=task_name, keep_in_memory=True)  # files would need locks, which can hang
+
+    def _info(self) -> evaluate.MetricInfo:
+        value = datasets.Value("float64" if self.task.label_names is None else "int64")
+        return evaluate.MetricInfo(
+            description="The metrics of a GLUE task.",
+            citation="",
+            inputs_description="predictions, references: label numbers (N,), or scores (N,) for regression.",
+            features=datasets.Features({"predictions": value, "references": value}),
+            format="numpy",
+        )
+
+    def _compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+        values = {name: METRICS[name](predictions, references) for name in self.task.metrics}
+        if len(values) > 1:
+            values["combined_score"] = float(np.mean(list(values.values())))
+        return values | {"score": float(np.mean([values[name] for name in self.task.score]))}
+
+
+def average(scores: Mapping[str, float]) -> tuple[str, float]:
+    """The mean over tasks, under a name that says which: `glue_average` only for the eight of Table 3 and no other."""
+    if set(scores) == set(TABLE_3):
+        return "glue_average", float(np.mean(list(scores.values())))
+    return f"mean_of_{'_'.join(sorted(scores))}", float(np.mean(list(scores.values())))
+
+
+def shortfall(name: str, rows: Mapping[str, int]) -> list[str]:
+    """How the splits used fall short of the official ones, as ["20,000 of 392,702 train rows"]; [] when they are whole.
+
+    Scores on a part of the evaluation rows, or after training on a part, are not comparable with published ones.
+    """
+    official = find_task(name).rows
+    return [
+        f"{rows.get(split, 0):,} of {number:,} {split} rows"
+        for split, number in official.items()
+        if rows.get(split, 0) != number
+    ]
+
+
+def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """Several tasks together: the figures, and a Markdown table of them, scores times 100.
+
+    Args:
+        results: by task, with `score_is`, `score_mean`, `score_std`, `score_best` and
+            `not_the_official_data`. not_run: reason by task.
+    """
+    lines = ["| task | score | mean | std | best seed | data |", "|---|---|---|---|---|---|"]
+    for name, result in results.items():
+        std = "" if result["score_std"] is None else f"{100 * result['score_std']:.2f}"
+        data = "; ".join(result["not_the_official_data"]) or "official"
+        scores = f"{100 * result['score_mean']:.2f} | {std} | {100 * result['score_best']:.2f}"
+        lines.append(f"| {name} | {result['score_is']} | {scores} | {data} |")
+    label, mean = average({name: result["score_mean"] for name, result in results.items()})
+    _, best = average({name: result["score_best"] for name, result in results.items()})
+    lines.append(f"| {label} | | {100 * mean:.2f} | | {100 * best:.2f} | |")
+    lines += [f"| {name} | not run | | | | {reason} |" for name, reason in not_run.items()]
+    figures = {label: mean, f"{label}_of_best_seeds": best, "tasks": dict(results), "not_run": dict(not_run)}
+    return figures, "\n".join(lines)

@@ -1,0 +1,188 @@
+"""GLUE rows as a model sees them: tokenised, in training batches, and in an evaluation with its predictions.
+
+B is a batch's rows, S its longest row in tokens, C the classifier's outputs.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from .glue import GLUE_TASKS, GlueMetric, GlueTask
+
+
+_ROWS_AT_ONCE = 1_000
+_WINDOW_STEPS = 50  # batches whose rows are sorted by length together: enough for little padding, few for enough chance
+
+
+class EncodedRows:
+    """A split, tokenised: about 8 bytes a token, whatever its number of rows.
+
+    Args:
+        rows: the columns of `task` and `label`. max_seq_length: longer rows are cut, the longer text of a pair first.
+        pad_to_max_length: pad every batch to `max_seq_length`; otherwise to its longest row.
+        pad_to_multiple_of: then up to a multiple of this, but not beyond `max_seq_length`.
+
+    Raises:
+        ValueError: the tokenizer has no padding token.
+    """
+
+    def __init__(
+        self,
+        rows: Dataset,
+        task: GlueTask,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        pad_to_max_length: bool = False,
+        pad_to_multiple_of: int = 1,
+    ):
+        if tokenizer.pad_token_id is None:
+            raise ValueError("This tokenizer has no padding token, which batches need: set its pad_token.")
+        self.max_seq_length, self.pad_to_max_length = max_seq_length, pad_to_max_length
+        self.pad_to_multiple_of, self.padding_side = pad_to_multiple_of, tokenizer.padding_side
+        self.padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        names = [name for name in tokenizer.model_input_names if name in self.padding]
+        flat: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        lengths: list[int] = []
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            part = rows[first : first + _ROWS_AT_ONCE]
+            texts = [part[column] for column in task.columns]
+            encoded = tokenizer(*texts, truncation=True, max_length=max_seq_length)
+            lengths += [len(ids) for ids in encoded["input_ids"]]
+            for name in names:
+                flat[name].append(np.concatenate([np.asarray(ids, np.int32) for ids in encoded[name]]))
+        self.lengths = np.asarray(lengths)  # (rows,)
+        self.starts = np.cumsum(self.lengths) - self.lengths  # (rows,)
+        self.tokens = {name: np.concatenate(parts) for name, parts in flat.items()}  # (all tokens,) each
+        self.labels = torch.tensor(rows["label"][:], dtype=torch.float32 if task.label_names is None else torch.long)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
+        """The rows of numbers `chosen` (B,): `input_ids`, `attention_mask`, perhaps `token_type_ids` (B, S), `labels` (B,)."""
+        lengths = self.lengths[chosen]
+        width = self.max_seq_length
+        if not self.pad_to_max_length:
+            width = min(width, -(-int(lengths.max()) // self.pad_to_multiple_of) * self.pad_to_multiple_of)
+        offsets = np.arange(width) - (width - lengths[:, None] if self.padding_side == "left" else 0)  # (B, S)
+        mask = (offsets >= 0) & (offsets < lengths[:, None])  # (B, S)
+        places = np.where(mask, self.starts[chosen, None] + offsets, 0)  # (B, S)
+        batch = {
+            name: torch.from_numpy(np.where(mask, tokens[places], self.padding[name]).astype(np.int64))
+            for name, tokens in self.tokens.items()
+        }
+        return batch | {"attention_mask": torch.from_numpy(mask.astype(np.int64)), "labels": self.labels[chosen]}
+
+
+class GlueBatches:
+    """The global batches of a run, `[step]` a pure function of (seed, step); reshuffled epochs without partial batches.
+
+    Args:
+        rows: the training split. batch_size: rows of a global batch. seed: their order.
+        group_by_length: cut each stretch of 50 batches (an epoch, if that is shorter) of the shuffled rows by length, so that
+            little is padded; the batches of a stretch then come in random order. Every row comes as often as without.
+    """
+
+    def __init__(self, rows: EncodedRows, batch_size: int, seed: int, group_by_length: bool = True):
+        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.window = min(_WINDOW_STEPS, len(self)) if group_by_length else 1
+        self._cached: tuple[int, np.ndarray] = (-1, np.empty(0, int))
+
+    def __len__(self) -> int:
+        """Optimiser steps of an epoch."""
+        return -(-len(self.rows) // self.batch_size)
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        window, place = divmod(step, self.window)
+        if window != self._cached[0]:
+            self._cached = (window, self._order(window))
+        return self.rows.batch(self._cached[1][place])
+
+    def _order(self, window: int) -> np.ndarray:
+        """Row numbers of the batches of a window, (steps of a window, B)."""
+        size, total = self.window * self.batch_size, len(self.rows)
+        positions = np.arange(window * size, (window + 1) * size)  # in the endless sequence of shuffled epochs
+        chosen = np.empty(size, int)
+        for epoch in range(positions[0] // total, positions[-1] // total + 1):
+            inside = positions // total == epoch
+            permutation = np.random.default_rng([self.seed, epoch]).permutation(total)
+            chosen[inside] = permutation[positions[inside] % total]
+        if self.window == 1:
+            return chosen[None]
+        batches = chosen[np.argsort(self.rows.lengths[chosen], kind="stable")].reshape(self.window, -1)
+        return np.random.default_rng([self.seed, window, 1]).permutation(batches)
+
+
+def evaluation_batches(rows: EncodedRows, batch_size: int) -> Iterator[tuple[np.ndarray, dict[str, torch.Tensor]]]:
+    """Every row once, sorted by length: row numbers (B,) and the batch, without labels."""
+    order = np.argsort(-rows.lengths, kind="stable")  # the longest first: what does not fit fails at once
+    for first in range(0, len(order), batch_size):
+        chosen = order[first : first + batch_size]
+        yield chosen, {name: tensor for name, tensor in rows.batch(chosen).items() if name != "labels"}
+
+
+class GlueEvaluation:
+    """A task's metrics of a model on all its evaluation splits, for `training.train` to call; keeps the predictions.
+
+    The metrics of a split after the first carry its suffix (`accuracy_mm`). Each call rewrites `predict_results_<task>.txt`
+    (one file a split, row number and prediction) in `folder`.
+
+    Args:
+        task_name: a name in `GLUE_TASKS`. splits: the evaluation splits there are. batch_size: rows at once on one process.
+        folder: where predictions are written; None to write none.
+    """
+
+    def __init__(self, task_name: str, splits: Mapping[str, EncodedRows], batch_size: int, folder: Path | None = None):
+        self.task_name, self.task = task_name, GLUE_TASKS[task_name]
+        self.splits, self.batch_size, self.folder = splits, batch_size, folder
+        self.metric = GlueMetric(task_name)
+
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Evaluates on all processes together; every process gets the same figures.
+
+        Raises:
+            FloatingPointError: the model's outputs are not finite.
+        """
+        metrics = {}
+        for split, rows in self.splits.items():
+            suffix = self.task.evaluation_splits[split]
+            logits = self._logits(model, accelerator, rows)  # (rows, C)
+            if not torch.isfinite(logits).all():
+                raise FloatingPointError(f"{self.task_name}, {split}: the model's outputs are not finite.")
+            regression = self.task.label_names is None
+            predictions = logits[:, 0] if regression else logits.argmax(-1)  # (rows,)
+            loss = F.mse_loss(logits[:, 0], rows.labels) if regression else F.cross_entropy(logits, rows.labels)
+            values = self.metric.compute(predictions=predictions.numpy(), references=rows.labels.numpy())
+            metrics |= {f"{name}{suffix}": value for name, value in ({"loss": loss.item()} | values).items()}
+            if self.folder is not None and accelerator.is_main_process:
+                self._write(self.folder / f"predict_results_{self.task_name}{suffix}.txt", predictions.tolist())
+        return metrics
+
+    @torch.no_grad()
+    def _logits(self, model: nn.Module, accelerator: Accelerator, rows: EncodedRows) -> torch.Tensor:
+        batches = list(evaluation_batches(rows, self.batch_size))
+        logits = torch.zeros(len(rows), self.task.num_labels, device=accelerator.device)
+        # Each process takes as many batches as any other: sharded models must run in step.
+        for i in range(-(-len(batches) // accelerator.num_processes)):
+            index = i * accelerator.num_processes + accelerator.process_index
+            chosen, batch = batches[index % len(batches)]
+            outputs = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits  # (B, C)
+            if index < len(batches):
+                logits[torch.from_numpy(chosen).to(logits.device)] = outputs.float()
+        return accelerator.reduce(logits, "sum").cpu()
+
+    def _write(self, file: Path, predictions: list[float]) -> None:
+        names = self.task.label_names
+        lines = [f"{i}\t{f'{p:.3f}' if names is None else names[p]}" for i, p in enumerate(predictions)]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(".tmp")
+        aside.write_text("\n".join(["index\tprediction", *lines]) + "\n", encoding="utf-8")
+        os.replace(aside, file)

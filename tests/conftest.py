@@ -1,0 +1,151 @@
+"""Shared fixtures: one thread, no network, seeds, and tiny S3BERT models of every head with batches for them."""
+
+import os
+
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import set_seed
+
+import s3bert
+
+
+HEADS = {
+    "model": "S3BertModel",
+    "masked_lm": "S3BertForMaskedLM",
+    "sequence_classification": "S3BertForSequenceClassification",
+    "regression": "S3BertForSequenceClassification",
+    "token_classification": "S3BertForTokenClassification",
+    "question_answering": "S3BertForQuestionAnswering",
+    "multiple_choice": "S3BertForMultipleChoice",
+}
+VOCABULARY = 61
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes over half a minute, skipped by default (run with -m slow)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if "slow" in config.getoption("markexpr"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes over half a minute: run with -m slow"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_a_seed():
+    torch.set_num_threads(1)
+    set_seed(1234)
+
+
+@pytest.fixture(params=list(HEADS))
+def head(request) -> str:
+    """The name of a head, all in turn; "regression" is sequence classification with one float label."""
+    return request.param
+
+
+@pytest.fixture(params=[name for name in HEADS if name != "model"])
+def head_with_loss(request) -> str:
+    """The name of a head that takes labels, all in turn."""
+    return request.param
+
+
+@pytest.fixture
+def tiny_config() -> Callable[..., "s3bert.S3BertConfig"]:
+    """A factory of configs of two layers, three heads of 8, 16 positions, no dropout; keywords override."""
+
+    def build(**overrides) -> s3bert.S3BertConfig:
+        fields = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "intermediate_size": 40,
+            "max_position_embeddings": 16,
+            "num_segments": 4,
+            "num_row_samples": 4,
+            "num_column_samples": 3,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "smoother_dropout_prob": 0.0,
+        }
+        return s3bert.S3BertConfig(**{**fields, **overrides})
+
+    return build
+
+
+@pytest.fixture
+def build_model(tiny_config) -> Callable[..., torch.nn.Module]:
+    """A factory of tiny models in eval mode by head name; weights far from their initial values, so that a wrong
+    attention map, norm or statistic shows."""
+
+    def build(head: str = "model", seed: int = 0, **overrides) -> torch.nn.Module:
+        if head == "regression":
+            overrides.setdefault("num_labels", 1)
+        model = getattr(s3bert, HEADS[head])(tiny_config(**overrides))
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                is_scale = name.endswith("weight") and parameter.dim() == 1
+                parameter.copy_(1 + 0.2 * noise if is_scale else 0.3 * noise)
+            for name, buffer in model.named_buffers():
+                if name.endswith("running_mean"):
+                    buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+                elif name.endswith("running_var"):
+                    buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+        return model.eval()
+
+    return build
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., dict[str, torch.Tensor]]:
+    """A factory of batches by head name: ids, token types, a ragged right-padding mask, and labels."""
+
+    def build(
+        head: str = "model", batch_size: int = 4, length: int = 12, seed: int = 0, padded: bool = True
+    ) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+
+        def integers(high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(0, high, shape, generator=generator)
+
+        choices = (3,) if head == "multiple_choice" else ()
+        shape = (batch_size, *choices, length)
+        lengths = 1 + integers(length, batch_size, *choices) if padded else torch.full((batch_size, *choices), length)
+        mask = (torch.arange(length) < lengths[..., None]).long()
+        batch = {
+            "input_ids": integers(VOCABULARY, *shape),
+            "attention_mask": mask,
+            "token_type_ids": integers(2, *shape),
+        }
+        if head == "masked_lm":
+            # Rows carry different numbers of labels, at least one: weighting by rows or by micro-batches would show.
+            labelled = (torch.rand(batch_size, length, generator=generator) < 0.3) & mask.bool()
+            labelled[:, 0] = True
+            batch["labels"] = integers(VOCABULARY, *shape).masked_fill(~labelled, -100)
+        elif head == "sequence_classification":
+            batch["labels"] = integers(2, batch_size)
+        elif head == "regression":
+            batch["labels"] = torch.randn(batch_size, generator=generator)
+        elif head == "token_classification":
+            batch["labels"] = integers(2, *shape).masked_fill(mask == 0, -100)
+        elif head == "question_answering":
+            batch["start_positions"], batch["end_positions"] = (
+                integers(length, batch_size),
+                integers(length, batch_size),
+            )
+        elif head == "multiple_choice":
+            batch["labels"] = integers(3, batch_size)
+        return batch
+
+    return build

@@ -1,0 +1,256 @@
+"""Saved folders: complete with their code, the same logits with and without the package, pipelines, PEFT,
+sentence-transformers. Everything is built and read offline."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+import transformers
+from transformers import BertTokenizer, Trainer, TrainingArguments, pipeline
+
+import s3bert
+
+
+AUTO_CLASSES = {
+    "model": "AutoModel",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "question_answering": "AutoModelForQuestionAnswering",
+    "multiple_choice": "AutoModelForMultipleChoice",
+}
+CODE = {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py"}
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "road", "big", "small", "red", "and"]
+
+# Runs where s3bert cannot be imported, even if it is installed beside transformers: proves that first, then loads every
+# folder as remote code and compares its outputs with the recorded ones, bit by bit.
+WITHOUT_THE_PACKAGE = """
+import sys
+from pathlib import Path
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "s3bert":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Blocked())
+try:
+    import s3bert
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("s3bert can be imported: this process proves nothing")
+
+import torch
+import transformers
+from transformers import pipeline
+
+torch.set_num_threads(1)
+root, package = Path(sys.argv[1]), sys.argv[2]
+for head, auto_class in torch.load(root / "auto_classes.pt").items():
+    record = torch.load(root / head / "record.pt")
+    model = getattr(transformers, auto_class).from_pretrained(root / head, trust_remote_code=True)
+    with torch.no_grad():
+        outputs = [value for value in model(**record["batch"]).to_tuple()]
+    assert len(outputs) == len(record["outputs"]), head
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(outputs, record["outputs"])), head
+    again = root / (head + "_saved_again")
+    model.save_pretrained(again)
+    assert {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py"} <= {path.name for path in again.iterdir()}, head
+    print("identical", head)
+
+folder = root / "masked_lm"
+base = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True)
+assert type(base).__name__ == "S3BertModel"
+base.resize_position_embeddings(24)
+reloaded = transformers.AutoModel.from_pretrained(root / "masked_lm_saved_again", trust_remote_code=True)
+assert type(reloaded).__name__ == "S3BertModel"
+answers = pipeline("fill-mask", model=str(folder), trust_remote_code=True)("the cat [MASK] on the mat")
+assert len(answers) == 5
+try:
+    transformers.AutoModel.from_pretrained(folder)
+except ValueError as error:
+    assert "trust_remote_code" in str(error)
+else:
+    raise SystemExit("loaded without trust: the package is reachable after all")
+from_package = [name for name, module in sys.modules.items() if (getattr(module, "__file__", "") or "").startswith(package)]
+assert not from_package, from_package
+print("done")
+"""
+
+
+@pytest.fixture
+def tokenizer() -> BertTokenizer:
+    """A word tokenizer for the tiny models' 61 ids."""
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    entries += [f"word{number}" for number in range(61 - len(entries))]
+    return BertTokenizer(vocab={entry: number for number, entry in enumerate(entries)}, model_max_length=16)
+
+
+def run_without_the_package(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"HF_MODULES_CACHE": str(cwd / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_saving_a_model_built_from_a_bare_config_writes_a_complete_folder(build_model, head, tmp_path):
+    model = build_model(head)
+    model.save_pretrained(tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"config.json", "model.safetensors", *CODE}
+    auto_map = transformers.AutoConfig.from_pretrained(tmp_path).auto_map
+    assert set(auto_map) >= {"AutoConfig", *AUTO_CLASSES.values()}
+    assert all(name.split(".")[0] + ".py" in CODE for name in auto_map.values()), auto_map
+
+
+@torch.no_grad()
+def test_auto_classes_load_the_packages_own_class_and_the_same_outputs(build_model, make_batch, head, tmp_path):
+    model, batch = build_model(head), make_batch(head)
+    model.save_pretrained(tmp_path)
+    auto_class = getattr(transformers, AUTO_CLASSES[head])
+    for trust in (False, True):  # a registered class wins over the folder's copy
+        loaded = auto_class.from_pretrained(tmp_path, trust_remote_code=trust)
+        assert type(loaded) is type(model)
+        assert all(map(torch.equal, loaded(**batch).to_tuple(), model(**batch).to_tuple()))
+    assert type(auto_class.from_config(model.config)) is type(model)
+
+
+@torch.no_grad()
+def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_imported(
+    build_model, make_batch, tokenizer, tmp_path
+):
+    for head in AUTO_CLASSES:
+        model, batch = build_model(head), make_batch(head)
+        model.save_pretrained(tmp_path / head)
+        tokenizer.save_pretrained(tmp_path / head)
+        torch.save({"batch": batch, "outputs": list(model(**batch).to_tuple())}, tmp_path / head / "record.pt")
+    torch.save(AUTO_CLASSES, tmp_path / "auto_classes.pt")
+    package = Path(s3bert.__file__).resolve().parent
+    result = run_without_the_package(WITHOUT_THE_PACKAGE, tmp_path, package, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stdout.splitlines() if line.startswith("identical")] == [
+        f"identical {head}" for head in AUTO_CLASSES
+    ]
+    assert result.stdout.endswith("done\n")
+
+
+def test_the_trainers_checkpoint_and_output_folders_are_complete(build_model, make_batch, tokenizer, tmp_path):
+    batch = make_batch("sequence_classification", batch_size=8)
+    rows = [{name: value[row] for name, value in batch.items()} for row in range(8)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "run"), max_steps=2, save_steps=2, report_to="none", disable_tqdm=True, use_cpu=True
+    )
+    model = build_model("sequence_classification")
+    trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model()
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-2"):
+        written = {path.name for path in folder.iterdir()}
+        assert written >= {"config.json", "model.safetensors", "tokenizer.json", *CODE}
+        assert not [name for name in written if name.startswith("pytorch_model")]
+        loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+        assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
+
+
+def test_fill_mask_and_text_classification_pipelines_read_a_saved_folder(build_model, tokenizer, tmp_path):
+    build_model("masked_lm").save_pretrained(tmp_path / "mlm")
+    tokenizer.save_pretrained(tmp_path / "mlm")
+    answers = pipeline("fill-mask", model=str(tmp_path / "mlm"))("the big [MASK] sat on the mat", top_k=3)
+    assert len(answers) == 3
+    assert all(0 <= answer["score"] <= 1 for answer in answers)
+
+    labels = {"id2label": {0: "wrong", 1: "right"}, "label2id": {"wrong": 0, "right": 1}}
+    build_model("sequence_classification", **labels).save_pretrained(tmp_path / "classifier")
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    classify = pipeline("text-classification", model=str(tmp_path / "classifier"))
+    sentences = ["the cat ran", "the small red dog and the big cat sat under the road"]
+    together, alone = classify(sentences, batch_size=2), [classify(sentence)[0] for sentence in sentences]
+    for padded, single in zip(together, alone, strict=True):
+        assert padded["label"] == single["label"]
+        assert padded["label"] in ("wrong", "right")
+        assert padded["score"] == pytest.approx(single["score"], rel=1e-4)
+
+
+def test_lora_on_query_key_value_trains_and_its_adapter_is_reloaded(build_model, make_batch, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, batch = build_model("sequence_classification"), make_batch("sequence_classification")
+    plain = model(**batch).logits
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "key", "value"])
+    model = peft.get_peft_model(model, config)
+    assert torch.equal(model.eval()(**batch).logits, plain)  # LoRA starts as the identity
+    adapted = [name for name, parameter in model.named_parameters() if "lora_" in name and parameter.requires_grad]
+    assert len(adapted) == 2 * 3 * 2  # layers, projections, the two factors
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    model.train()
+    for _ in range(8):
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    trained = model.eval()(**batch).logits
+    assert not torch.allclose(trained, plain, atol=1e-3)
+    statistics = {name: buffer.clone() for name, buffer in model.get_base_model().named_buffers()}
+    model.save_pretrained(tmp_path)
+    base = build_model("sequence_classification")
+    base.load_state_dict(statistics, strict=False)  # an adapter holds no statistics of the base's norm
+    reloaded = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    assert reference.relative_error(reloaded(**batch).logits, trained) < 1e-5
+    assert reference.relative_error(model.merge_and_unload()(**batch).logits, trained) < 1e-4
+
+
+def test_an_adapter_that_saves_the_smoothers_norm_holds_its_statistics(build_model, make_batch, tmp_path):
+    """LoRA freezes weights, yet training moves the running statistics: `modules_to_save` puts them into the adapter."""
+    peft = pytest.importorskip("peft")
+    for norm in ("batch", "layer"):
+        base, batch = build_model("sequence_classification", smoother_norm=norm), make_batch("sequence_classification")
+        config = peft.LoraConfig(
+            task_type="SEQ_CLS", target_modules=["query", "value"], modules_to_save=["classifier", "smoother.norm"]
+        )
+        model = peft.get_peft_model(base, config).train()
+        for _ in range(3):
+            model(**batch).loss.backward()
+        trained = model.eval()(**batch).logits
+        model.save_pretrained(tmp_path / norm)
+        pristine = build_model("sequence_classification", smoother_norm=norm)
+        reloaded = peft.PeftModel.from_pretrained(pristine, tmp_path / norm).eval()
+        assert torch.equal(reloaded(**batch).logits, trained)
+
+
+def test_sentence_transformers_mean_pooling_does_not_depend_on_the_batch(build_model, tokenizer, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    base = build_model()
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    encoder = Transformer(str(tmp_path / "base"))
+    model = SentenceTransformer(modules=[encoder, Pooling(24, pooling_mode="mean")], device="cpu")
+    sentences = ["the cat", "the small red dog and the big cat sat under the red road", "cat and dog ran"]
+    together = model.encode(sentences, convert_to_tensor=True)
+    for sentence, embedding in zip(sentences, together, strict=True):
+        alone = model.encode([sentence], convert_to_tensor=True)[0]
+        hidden = base(**tokenizer(sentence, return_tensors="pt")).last_hidden_state[0]
+        assert reference.relative_error(alone, hidden.mean(0)) < 1e-5
+        assert reference.relative_error(embedding, alone) < 1e-5
+    model.save(str(tmp_path / "encoder"))
+    reloaded = SentenceTransformer(str(tmp_path / "encoder"), device="cpu")
+    assert torch.equal(reloaded.encode(sentences, convert_to_tensor=True), together)

@@ -1,0 +1,291 @@
+"""The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import AutoModelForMaskedLM, BertTokenizer, set_seed
+
+from s3bert import (
+    S3BertConfig,
+    S3BertForMaskedLM,
+    S3BertForMultipleChoice,
+    S3BertForQuestionAnswering,
+    S3BertForSequenceClassification,
+    S3BertForTokenClassification,
+)
+from s3bert.checkpoints import all_checkpoints, damage
+from s3bert.runlog import read_log
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches
+from s3bert.training import TrainingConfig, train
+
+
+LENGTH = 24
+SIZES = dict(vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+SIZES |= dict(max_position_embeddings=LENGTH, num_segments=4, num_row_samples=3, num_column_samples=3)
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, smoother_dropout_prob=0.0)
+TIMINGS = ("seconds", "tokens_per_second", "mfu")
+
+# Children start from a server that has imported everything once and run nothing.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["torch", "transformers", "s3bert", "s3bert.training"])
+
+
+class MadeUpBlocks:
+    """Fifty blocks of counting words: enough for losses that move."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = np.random.default_rng(index).integers(90)
+        return np.concatenate([[2], 5 + (start + np.arange(LENGTH - 2)) % 94, [3]]).astype(np.uint16)
+
+    def draw(self, seed: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng([seed, epoch]).permutation(len(self))
+
+
+def tokenizer() -> BertTokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(94))]
+    return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
+def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: float = 0.0, **settings):
+    """A small pretraining run; `slowness` seconds a step leave room to be killed in."""
+    settings = {"max_train_steps": 30, "logging_steps": 1, "save_steps": 3, "eval_steps": 5} | settings
+    settings = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "num_warmup_steps": 2} | settings
+    config = TrainingConfig(output_dir=str(output_dir), seed=7, report_to="none", **settings)
+    set_seed(config.seed)
+    model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
+    masking = Masking(tokenizer())
+    batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed)
+    if slowness:
+        register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
+    return train(model, batches, config, HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())
+
+
+def exact(records: list[dict]) -> list[dict]:
+    """Log records without what a clock measured."""
+    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
+
+
+def in_process(function, *arguments) -> int:
+    """Runs a function in a child and returns its exit code."""
+    child = processes.Process(target=function, args=arguments)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def _pretrain_or_resume(output_dir: str, slowness: float) -> None:
+    torch.set_num_threads(1)
+    pretrain(Path(output_dir), slowness=slowness, resume_from_checkpoint="latest")
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert in_process(_pretrain_or_resume, str(folder), 0.0) == 0
+    return folder
+
+
+def test_a_run_killed_ten_times_at_random_moments_ends_with_the_losses_of_one_that_never_was(whole_run, tmp_path):
+    moments = random.Random(0)
+    for _ in range(10):
+        child = processes.Process(target=_pretrain_or_resume, args=(str(tmp_path), 0.2))
+        child.start()
+        child.join(timeout=moments.uniform(0.3, 1.5))
+        assert child.exitcode is None, "the run outlived its killer"
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    assert 3 <= len(read_log(tmp_path / "log.jsonl")) < 30, "some kills came after a checkpoint, none after the end"
+    assert in_process(_pretrain_or_resume, str(tmp_path), 0.0) == 0
+    assert exact(read_log(tmp_path / "log.jsonl")) == exact(read_log(whole_run / "log.jsonl"))
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder).state_dict() for folder in (tmp_path, whole_run))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_cut_checkpoint_is_named_and_the_one_before_it_taken(whole_run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    newest, before = all_checkpoints(folder)[::-1]
+    with (newest / "optimizer.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    assert "1,000 bytes instead of" in damage(newest)
+    result = pretrain(folder, resume_from_checkpoint="latest")
+    assert f"{newest} is damaged (optimizer.safetensors has 1,000 bytes" in caplog.text
+    assert f"Resuming from {before}" in caplog.text
+    assert exact(result.history) == exact(read_log(whole_run / "log.jsonl"))
+    assert damage(newest) is None, "the damaged checkpoint was written again"
+
+
+def test_a_flipped_byte_is_found_by_the_checksum(whole_run, tmp_path):
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    for checkpoint in all_checkpoints(folder):
+        weights = checkpoint / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    with pytest.raises(ValueError, match="All checkpoints in .* are damaged .*another --output_dir"):
+        pretrain(folder, resume_from_checkpoint="latest")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_during_a_checkpoint_leaves_the_previous_one_whole(small_disk):
+    with pytest.raises(
+        OSError, match=r"Could not write .*checkpoint-\d+.*Free some space.*earlier checkpoints are whole"
+    ):
+        pretrain(small_disk, save_steps=1, save_total_limit=0)
+    checkpoints = all_checkpoints(small_disk)
+    assert checkpoints
+    assert [damage(checkpoint) for checkpoint in checkpoints] == [None] * len(checkpoints)
+    assert not list(small_disk.glob(".*unfinished"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    with pytest.raises(FloatingPointError, match="not finite since step .*checkpoint-1.*learning_rate"):
+        pretrain(tmp_path, save_steps=1, learning_rate=1e30, num_warmup_steps=0, lr_scheduler_type="constant")
+    (checkpoint,) = all_checkpoints(tmp_path)[-1:]
+    assert damage(checkpoint) is None
+    assert all(math.isfinite(record["loss"]) for record in read_log(tmp_path / "log.jsonl"))
+
+
+def test_an_output_folder_in_use_is_not_overwritten(whole_run):
+    before = sorted(path.name for path in whole_run.iterdir())
+    with pytest.raises(ValueError, match="already holds checkpoint-30: pass --resume_from_checkpoint latest"):
+        pretrain(whole_run)
+    assert sorted(path.name for path in whole_run.iterdir()) == before
+
+
+def test_resuming_with_other_data_order_is_refused(whole_run):
+    with pytest.raises(ValueError, match="global_batch_size = 4, this run has 8"):
+        pretrain(whole_run, resume_from_checkpoint="latest", per_device_train_batch_size=8)
+
+
+HEADS = {
+    "masked-lm": (S3BertForMaskedLM, {}),
+    "classification": (S3BertForSequenceClassification, {"num_labels": 3}),
+    "regression": (S3BertForSequenceClassification, {"num_labels": 1}),
+    "tokens": (S3BertForTokenClassification, {"num_labels": 4}),
+    "question-answering": (S3BertForQuestionAnswering, {}),
+    "multiple-choice": (S3BertForMultipleChoice, {}),
+}
+
+
+def _labelled_batch(kind: str) -> dict[str, torch.Tensor]:
+    """Sixteen sequences with labels for a head; token labels are spread unevenly over the sequences."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (16, 2, 11) if kind == "multiple-choice" else (16, 11)
+    batch = {"input_ids": torch.randint(5, 99, shape, generator=generator)}
+    if kind in ("masked-lm", "tokens"):
+        labels = torch.randint(0, 4, shape, generator=generator)
+        labels[torch.rand(shape, generator=generator) < torch.linspace(0.1, 0.9, 16)[:, None]] = -100
+        return batch | {"labels": labels}
+    if kind == "question-answering":
+        start, end = torch.randint(0, 11, (2, 16), generator=generator)
+        return batch | {"start_positions": start, "end_positions": end}
+    if kind == "regression":
+        return batch | {"labels": torch.rand(16, generator=generator)}
+    return batch | {"labels": torch.randint(0, 2, (16,), generator=generator)}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_accumulating_four_by_four_gives_the_loss_and_gradient_of_one_by_sixteen(kind, tmp_path):
+    head, settings = HEADS[kind]
+    gradients, losses = [], []
+    for size, count in ((16, 1), (4, 4)):
+        set_seed(0)
+        model = head(S3BertConfig(**SIZES, **NO_DROPOUT, **settings, smoother_norm="layer"))
+        config = TrainingConfig(
+            output_dir=str(tmp_path / str(count)), per_device_train_batch_size=size, gradient_accumulation_steps=count,
+            max_train_steps=1, max_grad_norm=0.0, report_to="none",
+        )  # fmt: skip
+        seen = {}
+
+        def keep_gradients(optimizer, *_, model=model, seen=seen):
+            seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+        handle = register_optimizer_step_pre_hook(keep_gradients)
+        losses.append(train(model, [_labelled_batch(kind)], config).train_loss)
+        handle.remove()
+        gradients.append(seen)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, whole in gradients[0].items():
+        torch.testing.assert_close(
+            gradients[1][name], whole, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+# AdamW divides tiny gradients by themselves, rounding included: a gentle rate keeps that out of the comparison.
+GENTLE = dict(max_train_steps=6, learning_rate=1e-4)
+
+
+def _one_of_two(rank: int, port: int, output_dir: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    pretrain(Path(output_dir), NO_DROPOUT, **GENTLE)
+
+
+def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
+    alone = pretrain(tmp_path / "one", NO_DROPOUT, **GENTLE, per_device_train_batch_size=8)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pair = [processes.Process(target=_one_of_two, args=(rank, port, str(tmp_path / "two"))) for rank in range(2)]
+    for child in pair:
+        child.start()
+    for child in pair:
+        child.join()
+    assert [child.exitcode for child in pair] == [0, 0]
+    together = read_log(tmp_path / "two" / "log.jsonl")
+    for one, two in zip(alone.history, together, strict=True):
+        for name in {"loss", "grad_norm", "eval_loss"} & one.keys():
+            assert two[name] == pytest.approx(one[name], rel=1e-4), name
+    states = [AutoModelForMaskedLM.from_pretrained(tmp_path / run).state_dict() for run in ("one", "two")]
+    statistics = [name for name in states[0] if "running_" in name]
+    assert statistics
+    for name in statistics:
+        torch.testing.assert_close(states[1][name], states[0][name], rtol=1e-4, atol=1e-5)
+
+
+def test_early_stopping_waits_its_patience_and_saves(tmp_path):
+    still = {"smoother_norm": "layer"}  # BatchNorm's running statistics move even when nothing learns
+    result = pretrain(
+        tmp_path, still, learning_rate=0.0, early_stopping_patience=2, eval_steps=2, activation_checkpointing=True
+    )
+    assert result.step == 6, "best at step 2, then two evaluations without a better one"
+    assert damage(tmp_path / "checkpoint-6") is None
+
+
+def test_a_compiled_run_gives_the_losses_of_an_eager_one(tmp_path):
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # inductor would take a minute
+    result = pretrain(tmp_path, NO_DROPOUT, max_train_steps=3, **compiled)
+    eager = pretrain(tmp_path / "eager", NO_DROPOUT, max_train_steps=3)
+    assert [record["loss"] for record in result.history if "loss" in record] == pytest.approx(
+        [record["loss"] for record in eager.history if "loss" in record], rel=1e-4
+    )
