@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate.utils import set_seed
-from huggingface_hub import HfApi
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 
 import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
-from s3bert.model_card import Figure, write_model_card
+from s3bert.hub import Figure, push_folder, write_model_card
 from s3bert.runlog import plot_losses
 from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
 from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, StreamedMlmBatches
+from s3bert.tasks.streaming import StreamingCorpus
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
 
@@ -117,9 +117,9 @@ def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> 
     return model
 
 
-def corpus_name(corpus: Corpus) -> str:
-    """The training sources for people: Hub ids, or the last part of local paths."""
-    sources = [record["source"] for record in corpus.manifest["files"] if record["split"] == "train"]
+def corpus_name(corpus: Corpus | StreamingCorpus) -> str:
+    """The sources for people: Hub ids, or the last part of local paths."""
+    sources = dict.fromkeys(record["source"] for record in corpus.manifest["files"])
     return " + ".join(Path(source).name if Path(source.partition("=")[0]).exists() else source for source in sources)
 
 
@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> TrainingResult:
     folder = Path(training.output_dir)
     processes = process_state()
     with processes.local_main_process_first():
-        corpus = Corpus.open(prepare_corpus(data, folder / "corpus"))
+        corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
     masking = Masking(corpus.tokenizer, mlm.mlm_probability)
     set_seed(training.seed)
     model = build_model(model_arguments, len(corpus.tokenizer), corpus.block_size)
@@ -195,11 +195,7 @@ def main(argv: list[str] | None = None) -> TrainingResult:
         command = shlex.join(["accelerate", "launch", "scripts/pretrain_mlm.py", *words])
         publish(result, model, corpus, training, command)
         if mlm.push_to_hub:
-            api = HfApi()
-            repository = api.create_repo(mlm.hub_model_id or folder.name, exist_ok=True).repo_id
-            api.upload_folder(
-                repo_id=repository, folder_path=folder, ignore_patterns=["checkpoint-*", "corpus/*", ".*"]
-            )
+            push_folder(folder, mlm.hub_model_id)
     processes.wait_for_everyone()
     return result
 

@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from huggingface_hub import HfApi
 
 import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
 from s3bert.config import parse_arguments, run_as_script, save_arguments
 from s3bert.finetuning import StartingPoint
 from s3bert.grid import GridConfig, Setting, grid_results, publish_model, run_grid, settings_table
-from s3bert.model_card import Figure, write_model_card
+from s3bert.hub import Figure, push_folder, write_model_card
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, MissingSplitError, find_task, load_task, shortfall, summary
 from s3bert.tasks.glue_batches import EncodedRows, GlueBatches, GlueEvaluation
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
@@ -79,8 +78,11 @@ def finetune(
     limits = dict.fromkeys(splits, glue.max_eval_samples) | {"train": glue.max_train_samples}
     splits = {split: rows.select(range(min(len(rows), limits[split] or len(rows)))) for split, rows in splits.items()}
     pad_to_max_length = glue.pad_to_max_length or start.needs_fixed_length
-    if pad_to_max_length > glue.pad_to_max_length:
+    if start.needs_fixed_length and not glue.pad_to_max_length:
         logger.info("%s has no attention mask: every batch is padded to %d tokens.", start, start.max_seq_length)
+
+    if grid.torch_compile:
+        torch.compiler.reset()  # a task's cells share what is compiled; other tasks' would count against dynamo's limit
 
     @functools.cache  # rows are tokenised only when a cell is left to train, and once
     def encoded(split: str) -> EncodedRows:
@@ -94,8 +96,6 @@ def finetune(
         batches = GlueBatches(encoded("train"), cell.global_batch_size(), cell.seed, glue.group_by_length)
         held_out = {split: encoded(split) for split in splits if split != "train"}
         evaluation = GlueEvaluation(name, held_out, cell.per_device_eval_batch_size, Path(cell.output_dir))
-        if cell.torch_compile:
-            torch.compiler.reset()  # or the cells before would count as recompilations of this one
         cell = replace(cell, save_steps=cell.save_steps or len(batches))
         return train(model, batches, cell, evaluation, start.tokenizer)
 
@@ -122,7 +122,7 @@ def publish(
     missing = shortfall(name, rows)
     results = grid_results(settings) | {
         "task": name,
-        "score_is": " and ".join(task.score),
+        "score_is": ("mean of " if len(task.score) > 1 else "") + " and ".join(task.score),
         "started_from": str(start),
         "train_samples": rows["train"],
         "eval_samples": rows[scored],
@@ -196,9 +196,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             save_arguments(folder / "arguments.yaml", model, replace(glue, task_name=[name]), grid)
             if glue.push_to_hub:
                 end = f"-{name}" if len(names) > 1 else ""
-                api = HfApi()
-                created = api.create_repo(glue.hub_model_id + end if glue.hub_model_id else folder.name, exist_ok=True)
-                api.upload_folder(repo_id=created.repo_id, folder_path=folder, ignore_patterns=["cells/*", ".*"])
+                push_folder(folder, glue.hub_model_id + end if glue.hub_model_id else None)
     if process_state().is_main_process and len(names) > 1:
         figures, table = summary(results, not_run)
         (top / "all_results.json").write_text(json.dumps(figures, indent=1) + "\n")

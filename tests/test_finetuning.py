@@ -72,6 +72,11 @@ def test_classifiers_are_new_by_seed_on_the_same_encoder_and_carry_the_labels(ch
     assert torch.equal(first.s3bert.embeddings.word_embeddings.weight, other.s3bert.embeddings.word_embeddings.weight)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*missing"):
+        StartingPoint(str(tmp_path / "missing"), 16)
+
+
 def test_the_identity_follows_the_weights(checkpoint):
     before = StartingPoint(str(checkpoint), 16).identity
     assert StartingPoint(str(checkpoint), 16).identity == before

@@ -1,6 +1,5 @@
 """The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -139,7 +138,7 @@ def test_a_flipped_byte_is_found_by_the_checksum(whole_run, tmp_path):
         content = bytearray(weights.read_bytes())
         content[-1] ^= 1
         weights.write_bytes(content)
-    with pytest.raises(ValueError, match="All checkpoints in .* are damaged .*another --output_dir"):
+    with pytest.raises(ValueError, match=r"All checkpoints in .* are damaged .*another --output_dir"):
         pretrain(folder, resume_from_checkpoint="latest")
 
 
@@ -167,7 +166,7 @@ def test_a_disk_that_fills_during_a_checkpoint_leaves_the_previous_one_whole(sma
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
-    with pytest.raises(FloatingPointError, match="not finite since step .*checkpoint-1.*learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"not finite since step .*checkpoint-1.*learning_rate"):
         pretrain(tmp_path, save_steps=1, learning_rate=1e30, num_warmup_steps=0, lr_scheduler_type="constant")
     (checkpoint,) = all_checkpoints(tmp_path)[-1:]
     assert damage(checkpoint) is None

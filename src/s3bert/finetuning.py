@@ -46,6 +46,8 @@ class StartingPoint:
         trust_remote_code: bool = False,
     ):
         self.name, self.from_finetuned, self.trust_remote_code = name, from_finetuned, trust_remote_code
+        if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+            raise FileNotFoundError(f"There is no checkpoint folder {name} (seen from {Path.cwd()}).")
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         if not from_finetuned and any("ForSequenceClassification" in head for head in config.architectures or []):
             raise ValueError(

@@ -116,6 +116,8 @@ def test_a_folder_of_gzipped_lines_loads_and_says_what_it_lacks(tmp_path, caplog
         load_task("mnil", str(tmp_path))
     with pytest.raises(MissingSplitError, match="not a synthetic task"):
         load_task("mnli", "synthetic")
+    with pytest.raises(ConnectionError, match=r"a folder with mnli/train\.jsonl and mnli/validation_matched\.jsonl"):
+        load_task("mnli", "nyu-mll/glue")
 
 
 @pytest.mark.parametrize(

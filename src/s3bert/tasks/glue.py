@@ -181,7 +181,14 @@ def load_task(name: str, source: str = "nyu-mll/glue") -> dict[str, Dataset]:
     if part.name == "synthetic":
         generated = [other for other, entry in GLUE_TASKS.items() if entry.generate]
         raise MissingSplitError(f"{name}: not a synthetic task; those are {', '.join(generated)}.")
-    found = load_source(replace(part, config=name))
+    try:
+        found = load_source(replace(part, config=name))
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{name}: cannot reach the Hugging Face Hub for {source}. Name a local copy as --dataset_name, a folder with "
+            f"{name}/train.jsonl and {name}/{next(iter(task.evaluation_splits))}.jsonl (or .csv, .parquet, .gz), or take the task "
+            "synthetic_acceptability, which needs no data."
+        ) from error
     scored, *further = task.evaluation_splits
     for split, purpose in (("train", "train on"), (scored, "evaluate on")):
         if split not in found:

@@ -1,10 +1,10 @@
-"""The model card (README.md) of a checkpoint folder: the run's own facts and figures, in the Hub's metadata too."""
+"""What the Hub sees of a run: the model card with the run's own figures, and the upload of the finished folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCardData
 
 
 @dataclass
@@ -95,3 +95,16 @@ def write_model_card(
     card = folder / "README.md"
     card.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
     return card
+
+
+def push_folder(folder: Path, repository: str | None) -> str:
+    """Uploads a finished run's folder, without checkpoints, corpora and cells; returns the repository's id.
+
+    Args:
+        repository: where to; by default the folder's name in the user's own space, created when it is not there.
+    """
+    api = HfApi()
+    created = api.create_repo(repository or folder.name, exist_ok=True).repo_id
+    left_out = ["checkpoint-*", "corpus/*", "cells/*", ".*", "*/.*"]
+    api.upload_folder(repo_id=created, folder_path=folder, ignore_patterns=left_out)
+    return created

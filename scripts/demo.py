@@ -1,0 +1,85 @@
+"""The whole way in a few minutes on a CPU: corpus, pretraining, finetuning, a filled mask, a table.
+
+    python scripts/demo.py --output_dir runs/demo                         # synthetic text, no files needed
+    python scripts/demo.py --output_dir runs/demo --data path/to/data     # real text and a real GLUE task
+
+A data folder holds `text/`, with text files or folders of them, and `glue/sst2/` as JSON lines. It is `make demo`.
+"""
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pretrain_mlm
+import run_glue
+from transformers import pipeline
+
+from s3bert.config import parse_arguments, run_as_script
+from s3bert.tasks.glue import load_task
+
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@dataclass
+class DemoArguments:
+    """Where from and where to."""
+
+    output_dir: str = field(metadata={"help": "folder of the demo; a second call goes on or starts from what is there"})
+    data: str = field(default="synthetic", metadata={"help": "`synthetic`, or a folder with text/ and glue/sst2/"})
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the demo and prints its table."""
+    (arguments,) = parse_arguments((DemoArguments,), argv, __doc__)
+    output_dir, started = Path(arguments.output_dir) / Path(arguments.data).name, time.time()
+    if arguments.data == "synthetic":
+        text, rows, task, glue = "synthetic", [], "synthetic_acceptability", "synthetic"
+        sentences = ["anna and her [MASK] walked to the garden .", "the [MASK] was very old ."]
+    else:
+        folder = Path(arguments.data)
+        sources = sorted(path for path in (folder / "text").glob("*") if not path.name.startswith("."))
+        if not sources:
+            raise FileNotFoundError(
+                f"{folder / 'text'} holds no text: put files or folders of text there, or use synthetic."
+            )
+        text, rows, task, glue = (
+            " + ".join(map(str, sources)),
+            ["--max_train_samples", "20000"],
+            "sst2",
+            str(folder / "glue"),
+        )
+        sentences = ["the capital of france is [MASK] .", "he opened the [MASK] and went out ."]
+
+    pretrained, finetuned = output_dir / "pretrained", output_dir / "finetuned"
+    where = [
+        "--config",
+        str(CONFIGS / "demo" / "pretrain.yaml"),
+        "--config_name",
+        str(CONFIGS / "model" / "s3bert-tiny.json"),
+    ]
+    how = ["--dataset_name", text, *rows, "--resume_from_checkpoint", "latest"]
+    pretraining = pretrain_mlm.main([*where, *how, "--output_dir", str(pretrained)])
+    where = ["--config", str(CONFIGS / "demo" / "glue.yaml"), "--model_name_or_path", str(pretrained)]
+    how = ["--task_name", task, "--dataset_name", glue]
+    finetuning = run_glue.main([*where, *how, "--output_dir", str(finetuned)])
+
+    fill = pipeline("fill-mask", model=str(pretrained))
+    print("\nfill-mask")
+    for sentence in sentences:
+        guesses = ", ".join(f"{guess['token_str']} ({guess['score']:.0%})" for guess in fill(sentence, top_k=4))
+        print(f"  {sentence}  ->  {guesses}")
+    unigram = json.loads((pretrained / "all_results.json").read_text())["unigram_entropy"]
+    (majority,) = Counter(load_task(task, glue)["validation"]["label"]).most_common(1)
+    rows = json.loads((finetuned / "all_results.json").read_text())["eval_samples"]
+    print("\n| what | measured | knowing nothing but frequencies |\n|---|---|---|")
+    print(f"| masked-LM loss on held-out text, nats | {pretraining.metrics['loss']:.3f} | {unigram:.3f} |")
+    print(f"| masked-LM accuracy | {pretraining.metrics['accuracy']:.1%} | |")
+    print(f"| {task}, {finetuning['score_is']} | {finetuning['score_mean']:.1%} | {majority[1] / rows:.1%} |")
+    print(f"\n{time.time() - started:.0f} seconds; models, logs and curves are in {output_dir}")
+
+
+if __name__ == "__main__":
+    run_as_script(main)

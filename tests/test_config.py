@@ -1,0 +1,75 @@
+"""Arguments from YAML and the command line."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from s3bert.config import parse_arguments, save_arguments
+
+
+@dataclass
+class Arguments:
+    """Some of every kind."""
+
+    output_dir: str = field(metadata={"help": "where to"})
+    learning_rate: float = field(default=5e-5, metadata={"help": "how fast"})
+    epochs: list[int] = field(default_factory=lambda: [1], metadata={"help": "how long"})
+    compile: bool = field(default=False, metadata={"help": "whether"})
+    limit: int | None = field(default=None, metadata={"help": "how many"})
+
+
+def parse(*argv: str) -> Arguments:
+    return parse_arguments((Arguments,), list(argv))[0]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("output_dir: from/file\nlearning_rate: 1e-4\nepochs: [2, 3]\ncompile: true\nlimit: null\n")
+    return path
+
+
+def test_the_command_line_overrides_the_file(file):
+    assert parse("--config", str(file)) == Arguments("from/file", 1e-4, [2, 3], True, None)
+    expected = Arguments("here", 1e-3, [7], False, 5)
+    words = ["--output_dir", "here", "--learning_rate", "1e-3", "--epochs", "7", "--compile", "false", "--limit", "5"]
+    assert parse(f"--config={file}", *words) == expected
+
+
+def test_saved_arguments_repeat_the_run(tmp_path):
+    arguments = Arguments("with space", 3e-4, [1, 2], True, 9)
+    save_arguments(tmp_path / "sub" / "arguments.yaml", arguments)
+    assert parse("--config", str(tmp_path / "sub" / "arguments.yaml")) == arguments
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output_dir", "x", "--learning_rte", "1"], "unknown argument --learning_rte. Did you mean learning_rate?"),
+        (["--output_dir", "x", "--learning_rate", "fast"], "invalid float value: 'fast'"),
+        (["--learning_rate", "1"], "the following arguments are required: --output_dir"),
+        (["--config", "nowhere.yaml"], "cannot read the configuration file nowhere.yaml"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_named(words, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse(*words)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("output_dirr: x\n", "unknown key 'output_dirr'. Did you mean output_dir?"),
+        ("- a list\n", "must hold `name: value` lines"),
+        ("output_dir: [unclosed\n", "cannot read the configuration file"),
+    ],
+)
+def test_mistakes_in_a_file_are_named_with_the_file(content, message, tmp_path, capsys):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(content)
+    with pytest.raises(SystemExit):
+        parse("--config", str(path))
+    assert message in capsys.readouterr().err
+    assert path.exists()
