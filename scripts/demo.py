@@ -37,7 +37,10 @@ def main(argv: list[str] | None = None) -> None:
     output_dir, started = Path(arguments.output_dir) / Path(arguments.data).name, time.time()
     if arguments.data == "synthetic":
         text, rows, task, glue = "synthetic", [], "synthetic_acceptability", "synthetic"
-        sentences = ["anna and her [MASK] walked to the garden .", "the [MASK] was very old ."]
+        sentences = [
+            "george is an actor at the square . anna is his friend from the gallery . he praises [MASK] mask .",
+            "helen is a baker at the mill . the singers near the tower [MASK] the bread every week .",
+        ]
     else:
         folder = Path(arguments.data)
         sources = sorted(path for path in (folder / "text").glob("*") if not path.name.startswith("."))
@@ -72,12 +75,13 @@ def main(argv: list[str] | None = None) -> None:
         guesses = ", ".join(f"{guess['token_str']} ({guess['score']:.0%})" for guess in fill(sentence, top_k=4))
         print(f"  {sentence}  ->  {guesses}")
     unigram = json.loads((pretrained / "all_results.json").read_text())["unigram_entropy"]
-    (majority,) = Counter(load_task(task, glue)["validation"]["label"]).most_common(1)
-    rows = json.loads((finetuned / "all_results.json").read_text())["eval_samples"]
+    labels = load_task(task, glue)["validation"]["label"]
+    majority = max(Counter(labels).values()) / len(labels)
+    without_skill = {"accuracy": majority, "matthews_correlation": 0.0}[finetuning["score_is"]]
     print("\n| what | measured | knowing nothing but frequencies |\n|---|---|---|")
     print(f"| masked-LM loss on held-out text, nats | {pretraining.metrics['loss']:.3f} | {unigram:.3f} |")
     print(f"| masked-LM accuracy | {pretraining.metrics['accuracy']:.1%} | |")
-    print(f"| {task}, {finetuning['score_is']} | {finetuning['score_mean']:.1%} | {majority[1] / rows:.1%} |")
+    print(f"| {task}, {finetuning['score_is']} | {finetuning['score_mean']:.3f} | {without_skill:.3f} |")
     print(f"\n{time.time() - started:.0f} seconds; models, logs and curves are in {output_dir}")
 
 

@@ -1,0 +1,180 @@
+"""The scripts end to end, on the synthetic corpus: what a run leaves behind, and what mistakes are told."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+from s3bert.checkpoints import all_checkpoints
+from s3bert.config import parse_arguments
+
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import plot_losses  # noqa: E402
+import prepare_corpus  # noqa: E402
+import pretrain_mlm  # noqa: E402
+import run_glue  # noqa: E402
+
+
+SIZE = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32,max_position_embeddings=32"
+SHORT = ["--max_train_steps", "4", "--per_device_train_batch_size", "4", "--eval_steps", "2", "--save_steps", "2"]
+SHORT += ["--max_eval_blocks", "8", "--logging_steps", "1", "--report_to", "none", "--learning_rate", "1e-3"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus") / "synthetic"
+    words = ["--vocab_size", "800", "--max_seq_length", "32", "--max_train_samples", "60"]
+    prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory):
+    """A finished run of a tiny S3BERT."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    pretrain(corpus, folder, "--model_type", "s3bert")
+    return folder
+
+
+def pretrain(corpus: Path, folder: Path, *words: str, size: str = SIZE):
+    overrides = ["--config_overrides", size] if size else []
+    return pretrain_mlm.main(["--dataset_name", str(corpus), "--output_dir", str(folder), *SHORT, *words, *overrides])
+
+
+def test_a_pretraining_run_leaves_a_complete_hub_repository(pretrained, corpus):
+    files = {path.name for path in pretrained.iterdir()}
+    expected = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    expected |= {"modeling_s3bert.py", "configuration_s3bert.py", "mixer_s3.py"}
+    assert files >= expected | {"log.jsonl", "losses.png", "arguments.yaml", "all_results.json"}
+    assert not [path for path in pretrained.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+    results = json.loads((pretrained / "all_results.json").read_text())
+    assert results["train_steps"] == 4
+    assert results["train_tokens"] == 4 * 4 * 32
+    card = ModelCard.load(pretrained / "README.md")
+    (entry,) = [result for result in card.data.eval_results if result.metric_type == "loss"]
+    assert entry.metric_value == results["eval_loss"]
+    assert (pretrained / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+    tokenizer = AutoTokenizer.from_pretrained(pretrained)
+    assert tokenizer.model_max_length == 32
+    guesses = pipeline("fill-mask", model=str(pretrained))("the [MASK] was there .")
+    assert len(guesses) == 5
+    assert torch.isfinite(AutoModel.from_pretrained(pretrained)(**tokenizer("a word", return_tensors="pt"))[0]).all()
+
+
+def test_saved_arguments_repeat_a_run_to_the_last_digit(pretrained, tmp_path):
+    again = pretrain_mlm.main(["--config", str(pretrained / "arguments.yaml"), "--output_dir", str(tmp_path)])
+    first = json.loads((pretrained / "all_results.json").read_text())
+    assert again.metrics["loss"] == first["eval_loss"]
+
+
+@pytest.mark.parametrize("model_type", ["bert", "fnet"])
+def test_any_masked_lm_model_trains_on_the_same_batches(model_type, corpus, pretrained, tmp_path):
+    size = SIZE.replace("num_attention_heads=2,", "") if model_type == "fnet" else SIZE
+    result = pretrain(corpus, tmp_path / model_type, "--model_type", model_type, size=size)
+    assert result.step == 4
+    plot_losses.main([str(tmp_path / "both.png"), str(pretrained), str(tmp_path / model_type)])
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+
+
+def test_pretraining_goes_on_from_a_finished_model(corpus, pretrained, tmp_path):
+    result = pretrain(corpus, tmp_path, "--model_name_or_path", str(pretrained), size="")
+    first = json.loads((pretrained / "all_results.json").read_text())["eval_loss"]
+    assert result.metrics["loss"] < first
+
+
+def test_a_streamed_corpus_trains_and_resumes_to_the_last_digit(tmp_path):
+    words = [
+        "--vocab_size",
+        "800",
+        "--max_seq_length",
+        "32",
+        "--streaming",
+        "--model_type",
+        "s3bert",
+        "--save_total_limit",
+        "0",
+    ]
+    text = ROOT / "README.md"
+    source = tmp_path / "train.txt"
+    source.write_text("\n".join(line for line in text.read_text().splitlines() if line.strip()) * 3)
+    words += ["--max_eval_samples", "40"]
+    whole = pretrain(source, tmp_path / "run", *words)
+    last = all_checkpoints(tmp_path / "run")[-1]
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    resumed = pretrain(source, tmp_path / "run", *words, "--resume_from_checkpoint", "latest")
+    assert [record.get("loss") for record in resumed.history] == [record.get("loss") for record in whole.history]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model_type", "s3brt"], "Unknown --model_type s3brt. Did you mean s3bert"),
+        ([], "Give exactly one of --model_name_or_path, --config_name, --model_type"),
+        (["--model_type", "s3bert", "--config_overrides", "num_segmentz=4"], "has no 'num_segmentz'. Did you mean num_segments"),
+        (["--model_type", "s3bert", "--config_overrides", "max_position_embeddings=16"], "blocks of 32 tokens, the model takes up to 16"),
+        (["--model_type", "s3bert", "--config_overrides", "num_segments=7"], "num_segments = 7"),
+        (["--model_type", "bert", "--mlm_probability", "15"], "mlm_probability = 15"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, tmp_path):
+    with pytest.raises(Exception, match=".") as error:
+        pretrain(corpus, tmp_path / "run", *words, size="")
+    assert message in str(error.value)
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_a_tokenizer_larger_than_the_checkpoints_vocabulary_is_refused(pretrained, tmp_path):
+    words = ["--vocab_size", "900", "--max_seq_length", "32", "--max_train_samples", "60"]
+    prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(tmp_path / "corpus")])
+    with pytest.raises(
+        ValueError, match=r"tokenizer has \d+ entries, .* knows \d+: prepare the corpus with --tokenizer_name"
+    ):
+        pretrain(tmp_path / "corpus", tmp_path / "run", "--model_name_or_path", str(pretrained), size="")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.json")), ids=lambda file: file.stem)
+def test_every_published_model_configuration_builds(file):
+    with torch.device("meta"):
+        model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(file))
+    assert model.num_parameters() > 10_000
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
+def test_every_published_recipe_is_understood_by_its_script(file, tmp_path):
+    """A wrong name or value ends with status 2; what is missing here, a model or a folder, is added."""
+    if "glue" in str(file):
+        classes = (run_glue.ModelArguments, run_glue.GlueArguments, run_glue.GridConfig)
+        words = ["--model_name_or_path", "x", "--task_name", "cola"]
+    else:
+        classes = (
+            pretrain_mlm.ModelArguments,
+            pretrain_mlm.CorpusArguments,
+            pretrain_mlm.MlmArguments,
+            pretrain_mlm.TrainingConfig,
+        )
+        words = []
+    parsed = parse_arguments(classes, ["--config", str(file), *words, "--output_dir", str(tmp_path)])
+    given = yaml.safe_load(file.read_text())
+    values = {name: value for instance in parsed for name, value in vars(instance).items()}
+    assert {name: values[name] for name in given if name != "learning_rate"} == {
+        name: value for name, value in given.items() if name != "learning_rate"
+    }
+    assert values["learning_rate"] in (
+        [float(rate) for rate in given["learning_rate"]]
+        if isinstance(given["learning_rate"], list)
+        else float(given["learning_rate"]),
+    )
