@@ -232,7 +232,8 @@ class _Run:
 
         self.flops = self._flops_per_step(model)
         if config.activation_checkpointing:
-            model.activation_checkpointing_enable()
+            # transformers 5.17 knows only the older name.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         if config.torch_compile:
             # Labelled positions are as many as chance makes them: with sparse prediction the head stays uncompiled.
             sparse = getattr(model.config, "sparse_prediction", False)
