@@ -1,0 +1,102 @@
+"""Masking, the batches of a run, and held-out losses."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertTokenizer
+
+from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(95))]
+TOKENIZER = BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
+
+
+class NumberedBlocks:
+    """Block i is [CLS] i i i ... [SEP], so that a batch tells which blocks it holds."""
+
+    def __init__(self, count: int, length: int = 12):
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.array([2, *[5 + index] * (self.length - 2), 3], dtype=np.uint16)
+
+    def draw(self, seed: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng([seed, epoch]).permutation(self.count)
+
+
+def originals(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The unmasked ids of a batch."""
+    return torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
+
+
+def test_masking_has_berts_proportions_and_spares_special_tokens():
+    generator = np.random.default_rng(0)
+    tokens = np.where(generator.random((400, 250)) < 0.1, 3, generator.integers(5, 100, (400, 250)))
+    batch = Masking(TOKENIZER, 0.15)(tokens, generator)
+    inputs, labels, tokens = batch["input_ids"], batch["labels"], torch.from_numpy(tokens)
+    predicted = labels != -100
+    assert torch.equal(originals(batch), tokens)
+    assert not predicted[tokens == 3].any()
+    assert predicted[tokens != 3].float().mean().item() == pytest.approx(0.15, abs=0.005)
+    assert (inputs[predicted] == 4).float().mean().item() == pytest.approx(0.80, abs=0.015)
+    assert (inputs[predicted] == tokens[predicted]).float().mean().item() == pytest.approx(0.101, abs=0.012)
+
+
+@given(st.integers(1, 40), st.integers(3, 30), st.sampled_from([0.01, 0.15, 0.9]), st.integers(0, 99))
+@settings(deadline=None, max_examples=60)
+def test_every_sequence_has_something_to_predict(sequences, length, probability, seed):
+    blocks = NumberedBlocks(sequences, length)
+    batch = Masking(TOKENIZER, probability)(
+        np.stack([blocks[i] for i in range(sequences)]), np.random.default_rng(seed)
+    )
+    assert (batch["labels"] != -100).any(1).all()
+    assert torch.equal(originals(batch)[:, [0, -1]], torch.tensor([[2, 3]]).expand(sequences, -1))
+
+
+def test_batches_are_a_function_of_seed_and_step_and_epochs_visit_every_block_once():
+    blocks, masking = NumberedBlocks(30), Masking(TOKENIZER)
+    batches = MlmBatches(blocks, masking, batch_size=7, seed=3)
+    assert len(batches) == 5
+    forward = [batches[step] for step in range(9)]
+    again = MlmBatches(blocks, masking, batch_size=7, seed=3)
+    for step in (8, 2, 0, 5):
+        assert torch.equal(again[step]["input_ids"], forward[step]["input_ids"]), "in any order, from a fresh start"
+    visited = torch.cat([originals(batch)[:, 1] - 5 for batch in forward])
+    assert sorted(visited[:30].tolist()) == sorted(visited[30:60].tolist()) == list(range(30))
+    assert not torch.equal(visited[:30], visited[30:60]), "reshuffled"
+    other = MlmBatches(blocks, masking, batch_size=7, seed=4)
+    assert not torch.equal(other[0]["labels"], forward[0]["labels"])
+
+
+def test_held_out_figures_are_means_over_predicted_tokens():
+    model = S3BertForMaskedLM(
+        S3BertConfig(
+            vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=12,
+        )
+    ).eval()  # fmt: skip
+    held_out = HeldOut(NumberedBlocks(21), Masking(TOKENIZER), batch_size=4, max_blocks=10)
+    figures = held_out(model, Accelerator())
+    inputs, labels = (torch.cat([batch[name] for batch in held_out.batches]) for name in ("input_ids", "labels"))
+    assert len(inputs) == 10
+    with torch.no_grad():
+        logits = model(inputs).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert figures["perplexity"] == pytest.approx(np.exp(expected), rel=1e-4)
+    predicted = labels != -100
+    assert figures["accuracy"] == pytest.approx((logits.argmax(-1) == labels)[predicted].float().mean().item())
+
+
+@pytest.mark.parametrize("probability", [0, 1, 15])
+def test_a_masking_share_outside_0_to_1_is_refused(probability):
+    with pytest.raises(ValueError, match=f"mlm_probability = {probability}: give a share between 0 and 1"):
+        Masking(TOKENIZER, probability)
