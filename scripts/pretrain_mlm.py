@@ -1,7 +1,7 @@
 """Pretrains a masked language model: S3BERT, BERT, FNet, or any other that Transformers has, from scratch or continued.
 
     accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small
-    accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small \
+    accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small \\
         --resume_from_checkpoint latest
 
 The output folder is a complete Hub repository: weights, config, tokenizer, modelling code, and a model card with the

@@ -1,5 +1,6 @@
 """The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
 
+import copy
 import math
 import multiprocessing
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForMaskedLM, BertTokenizer, set_seed
 
@@ -86,6 +89,13 @@ def in_process(function, *arguments) -> int:
     child.start()
     child.join()
     return child.exitcode
+
+
+def free_port() -> int:
+    """A port nobody listens on, for processes to meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _pretrain_or_resume(output_dir: str, slowness: float) -> None:
@@ -252,9 +262,7 @@ def _one_of_two(rank: int, port: int, output_dir: str) -> None:
 
 def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
     alone = pretrain(tmp_path / "one", NO_DROPOUT, **GENTLE, per_device_train_batch_size=8)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pair = [processes.Process(target=_one_of_two, args=(rank, port, str(tmp_path / "two"))) for rank in range(2)]
     for child in pair:
         child.start()
@@ -270,6 +278,45 @@ def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
     assert statistics
     for name in statistics:
         torch.testing.assert_close(states[1][name], states[0][name], rtol=1e-4, atol=1e-5)
+
+
+def _sharded(rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    set_seed(0)
+    model = S3BertForMaskedLM(S3BertConfig(**SIZES, **NO_DROPOUT))
+    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batch = _labelled_batch("classification") | {"labels": torch.randint(5, 99, (16, 11))}
+    twin = copy.deepcopy(model)
+    alone = twin(**batch).loss
+    alone.backward()
+
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    units = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+    assert units, "the classes to wrap are in the model"
+    for unit in (*units, model):
+        fully_shard(unit)
+    gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert all(torch.equal(gathered[name], whole[name]) for name in whole)
+    half = slice(8 * rank, 8 * rank + 8)
+    loss = model(**{name: tensor[half] for name, tensor in batch.items()}).loss
+    loss.backward()
+    both = loss.detach().clone()
+    torch.distributed.all_reduce(both)
+    torch.testing.assert_close(both / 2, alone.detach())
+    gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    torch.distributed.destroy_process_group()
+
+
+def test_a_model_sharded_over_two_processes_has_the_loss_and_gradients_of_a_whole_one():
+    port = free_port()
+    pair = [processes.Process(target=_sharded, args=(rank, port)) for rank in range(2)]
+    for child in pair:
+        child.start()
+    for child in pair:
+        child.join()
+    assert [child.exitcode for child in pair] == [0, 0]
 
 
 def test_early_stopping_waits_its_patience_and_saves(tmp_path):

@@ -25,6 +25,16 @@ def close_match(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(matches)}?" if matches else f" There is: {', '.join(known)}."
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The script's docstring as it is written, and a line or two for each argument with its default."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=36, width=110)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return "X"
+
+
 def parse_arguments(
     argument_classes: tuple[type, ...], argv: list[str] | None = None, description: str | None = None
 ) -> tuple[Any, ...]:
@@ -38,7 +48,10 @@ def parse_arguments(
     Exits with status 2 and a message, as argparse does, on an unknown argument or key (naming the close match), a value
     of the wrong kind, or an unreadable file.
     """
-    parser = HfArgumentParser(argument_classes, description=description, allow_abbrev=False)
+    usage = "%(prog)s [--config FILE.yaml] [--name value ...]"
+    parser = HfArgumentParser(
+        argument_classes, description=description, usage=usage, formatter_class=_Help, allow_abbrev=False
+    )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file of arguments; the command line overrides it")
     argv = sys.argv[1:] if argv is None else list(argv)
     names = {field.name for argument_class in argument_classes for field in fields(argument_class) if field.init}
