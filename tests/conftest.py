@@ -28,18 +28,6 @@ HEADS = {
 VOCABULARY = 61
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes over half a minute, skipped by default (run with -m slow)")
-
-
-def pytest_collection_modifyitems(config, items):
-    if "slow" in config.getoption("markexpr"):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="takes over half a minute: run with -m slow"))
-
-
 @pytest.fixture(autouse=True)
 def one_thread_and_a_seed():
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ ALLOWED = {
     "models": {"models"},
     "tasks": {"tasks"},
     "training": {"checkpoints", "runlog", "measure"},
-    "grid": {"training"},
+    "grid": {"training", "checkpoints"},
     "checkpoints": set(),
     "runlog": set(),
     "measure": set(),

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,22 @@ def rotate(output_dir: Path, limit: int | None) -> None:
     if limit:
         for folder in all_checkpoints(output_dir)[:-limit]:
             shutil.rmtree(folder)
+
+
+def publish(folder: Path, output_dir: Path, left_out: Collection[str] = (MANIFEST, OPTIMIZER, STATE)) -> None:
+    """Copies the model's files of a folder to the run's own, each aside first, so that none is ever half there.
+
+    Raises:
+        OSError: a file could not be written; what was there before is whole.
+    """
+    for file in sorted(path for path in folder.iterdir() if path.is_file() and path.name not in left_out):
+        aside = output_dir / f".{file.name}.unfinished"
+        try:
+            shutil.copy2(file, aside)
+            os.replace(aside, output_dir / file.name)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise OSError(f"Could not copy {file} to {output_dir}: {error}. Free some space and run again.") from error
 
 
 def save_training_state(folder: Path, optimizer_state: dict[str, Any], state: dict[str, Any]) -> None:

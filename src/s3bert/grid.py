@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from .checkpoints import publish
 from .training import TrainingConfig, TrainingResult, process_state
 
 
@@ -269,14 +270,9 @@ def _drop_what_is_not_needed(folder: Path, finished: list[Cell]) -> None:
 
 def publish_model(cell_folder: Path, output_dir: Path) -> None:
     """Copies the model of a cell (weights, configuration, tokenizer, modelling code) to the grid's folder, each file whole."""
-    own = {_CELL, _RESULTS, "log.jsonl"}
-    files = [file for file in sorted(cell_folder.iterdir()) if file.is_file() and file.name not in own]
-    if not any(file.name.startswith("model") for file in files):
+    if not list(cell_folder.glob("model*.safetensors")):
         raise FileNotFoundError(f"{cell_folder} has no weights any more: remove the folder to train the cell anew.")
-    for file in files:
-        aside = output_dir / f".{file.name}.unfinished"
-        shutil.copy2(file, aside)
-        os.replace(aside, output_dir / file.name)
+    publish(cell_folder, output_dir, left_out={_CELL, _RESULTS, "log.jsonl"})
 
 
 def grid_results(settings: list[Setting]) -> dict[str, Any]:

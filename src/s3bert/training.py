@@ -9,7 +9,6 @@ number of processes may change between two resumes.
 import contextlib
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from .checkpoints import (
     all_checkpoints,
     find_checkpoint,
     load_training_state,
+    publish,
     rotate,
     save_training_state,
     written_aside,
@@ -227,8 +227,8 @@ class _Run:
         self.total_steps = config.total_steps(len(batches))
         self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
         self.progress = _Progress()
-        checkpoint = self._checkpoint_to_resume()
-        optimizer_state = self._load(model, checkpoint) if checkpoint else None
+        self.checkpoint = self._checkpoint_to_resume()
+        optimizer_state = self._load(model, self.checkpoint) if self.checkpoint else None
 
         self.flops = self._flops_per_step(model)
         if config.activation_checkpointing:
@@ -302,7 +302,9 @@ class _Run:
         bar.close()
         for tracker in self.accelerator.trackers:  # not end_training(), which also ends the group of processes
             tracker.finish()
-        self._save_model()
+        if self.main:
+            publish(self.checkpoint, self.output_dir)
+        self.accelerator.wait_for_everyone()
         return TrainingResult(
             step=progress.step,
             metrics=progress.metrics,
@@ -456,17 +458,14 @@ class _Run:
         logger.info("Resuming from %s: step %d of %d.", checkpoint, self.progress.step, self.total_steps)
         return optimizer_state, state["scheduler"], state["scaler"]
 
-    def _model_state(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's tensors where they are spread over processes, otherwise None: it can save itself."""
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        return self.accelerator.get_state_dict(self.model) if sharded else None
-
     def _save_checkpoint(self) -> None:
         accelerator, progress = self.accelerator, self.progress
-        folder = self.output_dir / f"checkpoint-{progress.step}"
+        self.checkpoint = self.output_dir / f"checkpoint-{progress.step}"
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         optimizer_state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
-        model_state = self._model_state()
+        # Tensors spread over processes are gathered; otherwise the model can save itself.
+        sharded = accelerator.distributed_type == DistributedType.FSDP
+        model_state = accelerator.get_state_dict(self.model) if sharded else None
         if self.main:
             scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else {}
             state = {
@@ -475,25 +474,10 @@ class _Run:
                 "scheduler": self.scheduler.state_dict(),
                 "scaler": scaler,
             }
-            with written_aside(folder) as aside:
-                self._save_pretrained(aside, model_state)
+            with written_aside(self.checkpoint) as aside:
+                self.plain_model.save_pretrained(aside, state_dict=model_state, max_shard_size="1TB")
+                if self.tokenizer is not None:
+                    self.tokenizer.save_pretrained(aside)
                 save_training_state(aside, optimizer_state, state)
             rotate(self.output_dir, self.config.save_total_limit)
         accelerator.wait_for_everyone()
-
-    def _save_model(self) -> None:
-        """Puts the finished model's files beside the run's, each replaced in one move."""
-        model_state = self._model_state()
-        if self.main:
-            aside = self.output_dir / ".model.unfinished"
-            shutil.rmtree(aside, ignore_errors=True)
-            self._save_pretrained(aside, model_state)
-            for file in sorted(aside.iterdir()):
-                file.replace(self.output_dir / file.name)
-            aside.rmdir()
-        self.accelerator.wait_for_everyone()
-
-    def _save_pretrained(self, folder: Path, model_state: dict[str, torch.Tensor] | None) -> None:
-        self.plain_model.save_pretrained(folder, state_dict=model_state, max_shard_size="1TB")
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)
