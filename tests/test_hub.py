@@ -254,3 +254,14 @@ def test_sentence_transformers_mean_pooling_does_not_depend_on_the_batch(build_m
     model.save(str(tmp_path / "encoder"))
     reloaded = SentenceTransformer(str(tmp_path / "encoder"), device="cpu")
     assert torch.equal(reloaded.encode(sentences, convert_to_tensor=True), together)
+
+
+def test_int8_linear_layers_stay_close_and_a_device_map_loads_the_same(build_model, make_batch, tmp_path):
+    model, batch = build_model("masked_lm"), make_batch("model")
+    expected = model(**batch).logits
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    assert not isinstance(quantised.s3bert.encoder.layer[0].attention.self.query, torch.nn.Linear), "it was converted"
+    assert ((quantised(**batch).logits - expected).norm() / expected.norm()).item() < 0.1
+    model.save_pretrained(tmp_path)
+    mapped = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, device_map="auto")
+    assert torch.equal(mapped(**batch).logits, expected)
