@@ -29,6 +29,11 @@ def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tenso
     return tensor.masked_fill(~mask.view(*mask.shape, *[1] * (tensor.dim() - 2)), 0)
 
 
+def repeat_cyclically(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """(N, ...) -> (length, ...), row t being row t mod N."""
+    return tensor[torch.arange(length, device=tensor.device) % tensor.shape[0]]
+
+
 def _in_recomputation() -> bool:
     """Whether this forward is gradient checkpointing's second pass, which runs inside backward."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
@@ -82,6 +87,15 @@ class PositionBatchNorm(nn.Module):
         scale = self.weight[:length].to(inputs.dtype) * torch.rsqrt(variance + self.eps)
         outputs = (inputs - mean[:, None]) * scale[:, None] + self.bias[:length].to(inputs.dtype)[:, None]
         return outputs.to(hidden_states.dtype)
+
+    @torch.no_grad()
+    def resize(self, length: int) -> None:
+        """Gives the norm `length` positions, in place: parameters and statistics repeat cyclically, or are cropped."""
+        for name in ("weight", "bias"):
+            parameter = getattr(self, name)
+            setattr(self, name, nn.Parameter(repeat_cyclically(parameter, length), parameter.requires_grad))
+        for name in ("running_mean", "running_var"):
+            setattr(self, name, repeat_cyclically(getattr(self, name), length))
 
     def _batch_statistics(
         self, inputs: torch.Tensor, mask: torch.Tensor | None, running_mean: torch.Tensor, running_var: torch.Tensor
@@ -190,6 +204,28 @@ class Smoother(nn.Module):
             product = torch.complex(real, imaginary).flatten(1, 2)  # (B, H, F)
             smoothed = torch.fft.irfft(product, n=self.max_length)[..., :length]  # (B, H, S), eq. 3
         return smoothed.transpose(1, 2).to(hidden_states.dtype)
+
+    @torch.no_grad()
+    def resize(self, length: int) -> None:
+        """Gives filter and per-position norm another length N, in place.
+
+        The filter keeps its taps at every lag that both lengths have; the lags between are zero.
+        """
+        if self.use_fourier_convolution:
+            old, kept = self.max_length, min(self.max_length, length)
+            spectrum = torch.view_as_complex(at_least_float32(self.filter).contiguous())
+            taps = torch.fft.irfft(spectrum, n=old, dim=0)  # (N, H), lag j at j and lag -j at N - j
+            resized = taps.new_zeros(length, taps.shape[1])
+            resized[: kept // 2 + 1] = taps[: kept // 2 + 1]
+            # The last tap of an even filter is lag N/2 and -N/2 at once: a longer filter takes it at both.
+            negative = kept // 2 if length > old else (kept - 1) // 2
+            if negative:
+                resized[length - negative :] = taps[old - negative :]
+            spectrum = torch.view_as_real(torch.fft.rfft(resized, dim=0)).to(self.filter.dtype)
+            self.filter = nn.Parameter(spectrum, self.filter.requires_grad)
+        if self.use_convolution_stem and self.norm_kind == "batch":
+            self.norm.resize(length)
+        self.max_length = length
 
     def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         if self.norm_kind == "batch":  # not isinstance: adapters wrap the module

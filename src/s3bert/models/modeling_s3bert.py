@@ -33,7 +33,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_s3bert import S3BertConfig
-from .mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother, at_least_float32
+from .mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother, at_least_float32, repeat_cyclically
 
 
 class S3BertAttention(nn.Module):
@@ -168,44 +168,15 @@ class S3BertPreTrainedModel(PreTrainedModel):
             return
         embeddings = self.base_model.embeddings
         table = nn.Embedding.from_pretrained(
-            _repeat_cyclically(embeddings.position_embeddings.weight, new_length), freeze=False
+            repeat_cyclically(embeddings.position_embeddings.weight, new_length), freeze=False
         )
         table.weight.requires_grad_(embeddings.position_embeddings.weight.requires_grad)
         embeddings.position_embeddings = table
         embeddings.position_ids = torch.arange(new_length, device=table.weight.device)[None]
         embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
         for smoother in (module for module in self.modules() if isinstance(module, Smoother)):
-            _resize_smoother(smoother, new_length)
+            smoother.resize(new_length)
         self.config.max_position_embeddings = new_length
-
-
-def _repeat_cyclically(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    """(N, ...) -> (length, ...), row t being row t mod N."""
-    return tensor[torch.arange(length, device=tensor.device) % tensor.shape[0]]
-
-
-def _resize_smoother(smoother: Smoother, length: int):
-    """Gives a smoother's filter and per-position norm the new length, in place."""
-    if smoother.use_fourier_convolution:
-        old, kept = smoother.max_length, min(smoother.max_length, length)
-        spectrum = torch.view_as_complex(at_least_float32(smoother.filter).contiguous())
-        taps = torch.fft.irfft(spectrum, n=old, dim=0)  # (N, H), lag j at j and lag -j at N - j
-        resized = taps.new_zeros(length, taps.shape[1])
-        resized[: kept // 2 + 1] = taps[: kept // 2 + 1]
-        # The last tap of an even filter is lag N/2 and -N/2 at once: a longer filter takes it at both.
-        negative = kept // 2 if length > old else (kept - 1) // 2
-        if negative:
-            resized[length - negative :] = taps[old - negative :]
-        spectrum = torch.view_as_real(torch.fft.rfft(resized, dim=0))
-        smoother.filter = nn.Parameter(spectrum.to(smoother.filter.dtype), smoother.filter.requires_grad)
-    if smoother.use_convolution_stem and smoother.norm_kind == "batch":
-        norm = smoother.norm
-        for name in ("weight", "bias"):
-            parameter = getattr(norm, name)
-            setattr(norm, name, nn.Parameter(_repeat_cyclically(parameter.data, length), parameter.requires_grad))
-        for name in ("running_mean", "running_var"):
-            setattr(norm, name, _repeat_cyclically(getattr(norm, name), length))
-    smoother.max_length = length
 
 
 class S3BertModel(S3BertPreTrainedModel):
