@@ -71,8 +71,12 @@ def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> 
             whose vocabulary or length does not fit the corpus.
     """
     sources = ("model_name_or_path", "config_name", "model_type")
-    if sum(getattr(arguments, name) is not None for name in sources) != 1:
-        raise ValueError(f"Give exactly one of {', '.join('--' + name for name in sources)}.")
+    given = [f"{name} = {getattr(arguments, name)}" for name in sources if getattr(arguments, name) is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"Give exactly one of {', '.join('--' + name for name in sources)}; there is {' and '.join(given) or 'none'}. "
+            "What a --config file names is overridden by the same argument only."
+        )
     remote = {"trust_remote_code": arguments.trust_remote_code}
     if arguments.model_type is not None:
         try:
