@@ -176,6 +176,11 @@ def _rows_to_hold_out(source: Source, train: Dataset | IterableDataset, argument
             f"data source {source} has no validation split, and how many rows a stream has is not known: name "
             "validation_file, or the number of its first rows to hold out as max_eval_samples"
         )
+    if rows < 2:
+        raise ValueError(
+            f"data source {source} has {rows} row of text (a line of a .txt file is one), too few to hold some out: give "
+            "more text, or a validation_file"
+        )
     return max(1, rows * arguments.validation_split_percentage // 100)
 
 
