@@ -256,6 +256,9 @@ def test_text_too_short_for_a_block_is_an_error_that_names_the_remedy(arguments,
         prepare_corpus(arguments(dataset_name=None, train_file=f"{tmp_path}/blank.txt"), tmp_path / "corpus")
     with pytest.raises(ValueError, match="the texts hold no word"):
         prepare_corpus(CorpusArguments(train_file=f"{tmp_path}/blank.txt"), tmp_path / "corpus")
+    (tmp_path / "line.txt").write_text("hello world\n")
+    with pytest.raises(ValueError, match=r"has 1 row of text .* too few to hold some out: give more text"):
+        prepare_corpus(CorpusArguments(train_file=f"{tmp_path}/line.txt"), tmp_path / "corpus")
 
 
 def test_the_first_rows_are_held_out_where_there_is_no_validation_split(documents, tmp_path, tokenizer_folder):
