@@ -4,23 +4,14 @@ Masking is BERT's (15% of the tokens, of these 80% [MASK], 10% a random token, 1
 dynamic, and drawn for the global batch of a step from (seed, step): the same for any number of processes and workers.
 """
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-
-class Blocks(Protocol):
-    """What a corpus split offers: packed blocks of token ids, and the order of any epoch."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> np.ndarray: ...
-
-    def draw(self, seed: int, epoch: int) -> np.ndarray: ...
+from .blocks import Blocks
+from .streaming import StreamingCorpus
 
 
 class Masking:
@@ -93,10 +84,12 @@ class StreamedMlmBatches:
     """The same over a corpus that is streamed: batches come in order, and going back or ahead means reading again.
 
     Args:
-        corpus: a `StreamingCorpus`. steps_per_epoch: what to call an epoch, as a stream has no known length.
+        corpus, split: what to stream. steps_per_epoch: what to call an epoch, as a stream has no known length.
     """
 
-    def __init__(self, corpus, split: str, masking: Masking, batch_size: int, seed: int, steps_per_epoch: int):
+    def __init__(
+        self, corpus: StreamingCorpus, split: str, masking: Masking, batch_size: int, seed: int, steps_per_epoch: int
+    ):
         self.corpus, self.split, self.masking = corpus, split, masking
         self.batch_size, self.seed, self.steps_per_epoch = batch_size, seed, steps_per_epoch
         self._next_step, self._stream = None, None
