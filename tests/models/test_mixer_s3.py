@@ -362,3 +362,16 @@ def test_an_impossible_size_or_length_is_a_clear_error():
         SkeletonAttention(12, 5)
     with pytest.raises(ValueError, match=r"17.*16.*resize_position_embeddings"):
         Smoother(12, 4, 16)(torch.randn(1, 17, 12))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Smoother(10, 4), "hidden_size = 10 is not divisible by num_segments = 4"),
+        (lambda: Smoother(8, 4, norm="bach"), "norm = 'bach': the smoother knows 'batch' and 'layer'"),
+        (lambda: SkeletonAttention(10, 4), "hidden_size = 10 is not divisible by num_heads = 4"),
+    ],
+)
+def test_sizes_and_names_that_cannot_be_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -138,7 +138,7 @@ class Smoother(nn.Module):
             the Fourier convolution; without the stem the Fourier output (or x) is returned as it is.
 
     Raises:
-        ValueError: r does not divide H; a sequence is longer than N.
+        ValueError: r does not divide H; an unknown norm; a sequence is longer than N.
     """
 
     def __init__(
@@ -156,6 +156,8 @@ class Smoother(nn.Module):
         super().__init__()
         if hidden_size % num_segments:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_segments = {num_segments}.")
+        if norm not in ("batch", "layer"):
+            raise ValueError(f"norm = {norm!r}: the smoother knows 'batch' and 'layer'.")
         self.num_segments = num_segments
         self.max_length = max_length
         self.norm_kind = norm
