@@ -18,8 +18,9 @@ install: .venv/installed ## make .venv and install s3bert with all it needs, at 
 	.venv/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# One thread: for so small a model two gain little, and stall one another as soon as anything else runs.
 demo: install ## pretrain and finetune a tiny S3BERT in minutes; DATA=folder for real text and GLUE
-	$(RUN) scripts/demo.py --data $(DATA) --output_dir runs/demo
+	OMP_NUM_THREADS=1 $(RUN) scripts/demo.py --data $(DATA) --output_dir runs/demo
 
 test: install ## the whole test suite
 	$(RUN) -m pytest
