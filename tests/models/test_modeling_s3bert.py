@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import reference
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -785,3 +786,12 @@ def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_m
 def test_the_model_compiled_by_inductor_equals_eager(build_model, make_batch):
     eager = build_model("masked_lm", num_hidden_layers=1)
     assert_compiled_equals_eager(eager, [make_batch("masked_lm")], backend="inductor")
+
+
+def test_a_misspelt_configuration_field_is_named_with_the_close_match(tiny_config, tmp_path):
+    with pytest.raises(ValueError, match=r"no field 'num_segmentz'. Did you mean 'num_segments'"):
+        tiny_config(num_segmentz=4)
+    (tmp_path / "config.json").write_text('{"model_type": "s3bert", "smoother_nrom": "layer"}')
+    with pytest.raises(ValueError, match=r"'smoother_nrom'. Did you mean 'smoother_norm'"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+    assert tiny_config(num_labels=5, torch_dtype="float32", something_of_the_users=1).num_labels == 5

@@ -3,7 +3,8 @@
 The names are the checkpoint format. This file travels inside every saved model folder, so it imports nothing of s3bert.
 """
 
-from dataclasses import field
+from dataclasses import field, fields
+from difflib import get_close_matches
 from typing import Literal
 
 from huggingface_hub.dataclasses import strict
@@ -48,7 +49,8 @@ class S3BertConfig(PreTrainedConfig):
             for each of them.
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
-        ValueError: a size that does not divide, a rate outside 0..1, a count under 1, both attentions switched off.
+        ValueError: a size that does not divide, a rate outside 0..1, a count under 1, both attentions switched off; a
+            keyword that is nearly a field's name (raised as it is).
     """
 
     model_type = "s3bert"
@@ -88,6 +90,11 @@ class S3BertConfig(PreTrainedConfig):
     auto_map: dict[str, str] = field(default_factory=_auto_map)
 
     def __post_init__(self, **kwargs):
+        # Transformers keeps unknown keywords in silence; one that is nearly a field's name is a slip.
+        names = [entry.name for entry in fields(self)]
+        for name in kwargs:
+            if close := get_close_matches(name, names, n=1, cutoff=0.85):
+                raise ValueError(f"S3BertConfig has no field {name!r}. Did you mean {close[0]!r}?")
         if self.landmark_length is None:
             self.landmark_length = self.max_position_embeddings
         super().__post_init__(**kwargs)
