@@ -9,12 +9,13 @@ A data folder holds `text/`, with text files or folders of them, and `glue/sst2/
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pretrain_mlm
 import run_glue
 from transformers import pipeline
+from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script
 from s3bert.tasks.glue import load_task
@@ -27,8 +28,8 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 class DemoArguments:
     """Where from and where to."""
 
-    output_dir: str = field(metadata={"help": "folder of the demo; a second call goes on or starts from what is there"})
-    data: str = field(default="synthetic", metadata={"help": "`synthetic`, or a folder with text/ and glue/sst2/"})
+    output_dir: str = HfArg(help="folder of the demo; a second call goes on or starts from what is there")
+    data: str = HfArg(help="`synthetic`, or a folder with text/ and glue/sst2/", default="synthetic")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,8 +7,10 @@
 The same call again reuses the folder.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script
 from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
@@ -18,7 +20,7 @@ from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
 class OutputArguments:
     """Where the corpus goes."""
 
-    output_dir: str = field(metadata={"help": "folder of the prepared corpus"})
+    output_dir: str = HfArg(help="folder of the prepared corpus")
 
 
 def main(argv: list[str] | None = None) -> Path:

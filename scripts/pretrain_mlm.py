@@ -13,11 +13,12 @@ import json
 import logging
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate.utils import set_seed
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel
+from transformers.hf_argparser import HfArg
 
 import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
@@ -32,35 +33,31 @@ from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 logger = logging.getLogger(__name__)
 
 
-def _help(text: str, **settings):
-    return field(metadata={"help": text}, **settings)
-
-
 @dataclass
 class ModelArguments:
     """Which model to train; exactly one of the first three."""
 
-    model_name_or_path: str | None = _help("checkpoint to continue from: a folder or a Hub id", default=None)
-    config_name: str | None = _help(
-        "configuration to start from scratch: a JSON file, a folder or a Hub id", default=None
+    model_name_or_path: str | None = HfArg(help="checkpoint to continue from: a folder or a Hub id", default=None)
+    config_name: str | None = HfArg(
+        help="configuration to start from scratch: a JSON file, a folder or a Hub id", default=None
     )
-    model_type: str | None = _help(
-        "model type with its default configuration, from scratch: s3bert, bert, ...", default=None
+    model_type: str | None = HfArg(
+        help="model type with its default configuration, from scratch: s3bert, bert, ...", default=None
     )
-    config_overrides: str | None = _help(
-        "changes to the configuration, as `hidden_size=128,num_segments=4`", default=None
+    config_overrides: str | None = HfArg(
+        help="changes to the configuration, as `hidden_size=128,num_segments=4`", default=None
     )
-    trust_remote_code: bool = _help("run modelling code that comes with a checkpoint", default=False)
+    trust_remote_code: bool = HfArg(help="run modelling code that comes with a checkpoint", default=False)
 
 
 @dataclass
 class MlmArguments:
     """The objective, its evaluation, and publishing."""
 
-    mlm_probability: float = _help("share of the tokens to predict", default=0.15)
-    max_eval_blocks: int | None = _help("held-out blocks to evaluate on; all of them by default", default=None)
-    push_to_hub: bool = _help("upload the finished folder", default=False)
-    hub_model_id: str | None = _help("repository to upload to; the output folder's name by default", default=None)
+    mlm_probability: float = HfArg(help="share of the tokens to predict", default=0.15)
+    max_eval_blocks: int | None = HfArg(help="held-out blocks to evaluate on; all of them by default", default=None)
+    push_to_hub: bool = HfArg(help="upload the finished folder", default=False)
+    hub_model_id: str | None = HfArg(help="repository to upload to; the output folder's name by default", default=None)
 
 
 def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> PreTrainedModel:

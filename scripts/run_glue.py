@@ -16,12 +16,13 @@ import json
 import logging
 import shlex
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers.hf_argparser import HfArg
 
 import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
 from s3bert.config import parse_arguments, run_as_script, save_arguments
@@ -36,38 +37,32 @@ from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 logger = logging.getLogger(__name__)
 
 
-def _help(text: str, **settings):
-    return field(metadata={"help": text}, **settings)
-
-
 @dataclass
 class ModelArguments:
     """What to finetune."""
 
-    model_name_or_path: str = _help("checkpoint to start from: a folder or a Hub id")
-    tokenizer_name: str | None = _help("tokenizer, if it is not in the checkpoint", default=None)
-    from_finetuned: bool = _help(
-        "start from a finetuned checkpoint (as RTE, MRPC, STS-B from MNLI); the results say so", default=False
+    model_name_or_path: str = HfArg(help="checkpoint to start from: a folder or a Hub id")
+    tokenizer_name: str | None = HfArg(help="tokenizer, if it is not in the checkpoint", default=None)
+    from_finetuned: bool = HfArg(
+        help="start from a finetuned checkpoint (as RTE, MRPC, STS-B from MNLI); the results say so", default=False
     )
-    trust_remote_code: bool = _help("run modelling code that comes with a checkpoint", default=False)
+    trust_remote_code: bool = HfArg(help="run modelling code that comes with a checkpoint", default=False)
 
 
 @dataclass
 class GlueArguments:
     """The tasks, how their rows become batches, and publishing."""
 
-    task_name: list[str] = field(
-        metadata={"help": "cola, sst2, ... (a wrong name lists them); `all` for the eight of Table 3"}
-    )
-    dataset_name: str = _help("a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
-    max_seq_length: int = _help("longer inputs are cut to so many tokens", default=128)
-    pad_to_max_length: bool = _help("pad every batch to max_seq_length", default=False)
-    group_by_length: bool = _help("batches of rows of similar length, so that little is padded", default=True)
-    max_train_samples: int | None = _help("train on the first rows only", default=None)
-    max_eval_samples: int | None = _help("evaluate on the first rows only", default=None)
-    push_to_hub: bool = _help("upload each task's finished folder", default=False)
-    hub_model_id: str | None = _help(
-        "repository to upload to (of several tasks: its beginning); the folder's name by default", default=None
+    task_name: list[str] = HfArg(help="cola, sst2, ... (a wrong name lists them); `all` for the eight of Table 3")
+    dataset_name: str = HfArg(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
+    max_seq_length: int = HfArg(help="longer inputs are cut to so many tokens", default=128)
+    pad_to_max_length: bool = HfArg(help="pad every batch to max_seq_length", default=False)
+    group_by_length: bool = HfArg(help="batches of rows of similar length, so that little is padded", default=True)
+    max_train_samples: int | None = HfArg(help="train on the first rows only", default=None)
+    max_eval_samples: int | None = HfArg(help="evaluate on the first rows only", default=None)
+    push_to_hub: bool = HfArg(help="upload each task's finished folder", default=False)
+    hub_model_id: str | None = HfArg(
+        help="repository to upload to (of several tasks: its beginning); the folder's name by default", default=None
     )
 
 

@@ -57,9 +57,8 @@ class StartingPoint:
         tokenizer_name = tokenizer_name or name
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=trust_remote_code)
         remedy = "give --tokenizer_name the tokenizer the model was trained with."
-        if len(self.tokenizer) <= len(
-            self.tokenizer.all_special_ids
-        ):  # what Transformers makes of a missing vocabulary
+        # Special tokens alone: what Transformers makes of a missing vocabulary.
+        if len(self.tokenizer) <= len(self.tokenizer.all_special_ids):
             raise ValueError(f"{tokenizer_name} has no vocabulary: {remedy}")
         if len(self.tokenizer) > config.vocab_size:
             raise ValueError(

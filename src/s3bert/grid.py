@@ -13,10 +13,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+from transformers.hf_argparser import HfArg
 
 from .checkpoints import publish
 from .training import TrainingConfig, TrainingResult, process_state
@@ -48,24 +50,22 @@ _CELL, _RESULTS = "cell.json", "results.json"
 class GridConfig(TrainingConfig):
     """A `TrainingConfig` of which four arguments take several values: `cells` has one proper `TrainingConfig` for each."""
 
-    learning_rate: list[float] = field(default_factory=lambda: [5e-5], metadata={"help": "AdamW's peak learning rates"})
-    per_device_train_batch_size: list[int] = field(
-        default_factory=lambda: [32], metadata={"help": "sequences of a micro-batch on one process; several for a grid"}
+    learning_rate: list[float] = HfArg(help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
+    per_device_train_batch_size: list[int] = HfArg(
+        help="sequences of a micro-batch on one process; several for a grid", default_factory=lambda: [32]
     )
-    num_train_epochs: list[float] = field(
-        default_factory=lambda: [3.0], metadata={"help": "passes over the training data; several for a grid"}
+    num_train_epochs: list[float] = HfArg(
+        help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
     )
-    seed: list[int] = field(
-        default_factory=lambda: [42], metadata={"help": "seeds of the new head's weights, data order and dropout"}
+    seed: list[int] = HfArg(
+        help="seeds of the new head's weights, data order and dropout", default_factory=lambda: [42]
     )
-    save_steps: int | None = field(
-        default=None, metadata={"help": "optimiser steps between checkpoints; once an epoch by default"}
+    save_steps: int | None = HfArg(help="optimiser steps between checkpoints; once an epoch by default", default=None)
+    resume_from_checkpoint: str | None = HfArg(
+        help="`latest`: a cell that was cut off always goes on by itself", default="latest"
     )
-    resume_from_checkpoint: str | None = field(
-        default="latest", metadata={"help": "`latest`: a cell that was cut off always goes on by itself"}
-    )
-    logging_steps: int = field(default=50, metadata={"help": "optimiser steps between two log records"})
-    report_to: str = field(default="none", metadata={"help": "tracker of each cell: tensorboard, wandb, ... or none"})
+    logging_steps: int = HfArg(help="optimiser steps between two log records", default=50)
+    report_to: str = HfArg(help="tracker of each cell: tensorboard, wandb, ... or none", default="none")
 
     def __post_init__(self):
         for name in _GRID:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers.hf_argparser import HfArg
 from transformers.trainer_pt_utils import get_parameter_names
 
 from .checkpoints import (
@@ -65,44 +66,42 @@ def process_state() -> PartialState:
     return PartialState(cpu=on_cpu)
 
 
-def _help(text: str, **settings: Any) -> Any:
-    return field(metadata={"help": text}, **settings)
-
-
 @dataclass
 class TrainingConfig:
     """How to train; the names are those of Transformers' Trainer and its scripts without one."""
 
-    output_dir: str = _help("folder of the run: log, checkpoints, and in the end the finished model")
-    seed: int = _help("seed of initial weights, data order, masking and dropout", default=42)
-    per_device_train_batch_size: int = _help("sequences of a micro-batch on one process", default=8)
-    per_device_eval_batch_size: int = _help("sequences of an evaluation batch on one process", default=8)
-    gradient_accumulation_steps: int = _help("micro-batches of an optimiser step on one process", default=1)
-    learning_rate: float = _help("AdamW's peak learning rate", default=5e-5)
-    weight_decay: float = _help("AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
-    adam_beta1: float = _help("AdamW's first moment decay", default=0.9)
-    adam_beta2: float = _help("AdamW's second moment decay", default=0.999)
-    adam_epsilon: float = _help("AdamW's denominator guard", default=1e-8)
-    max_grad_norm: float = _help("gradients are clipped to this global norm; 0 for no clipping", default=1.0)
-    lr_scheduler_type: str = _help("linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear")
-    num_warmup_steps: int = _help("optimiser steps of linear warm-up", default=0)
-    max_train_steps: int | None = _help("optimiser steps in all; overrides num_train_epochs", default=None)
-    num_train_epochs: float = _help("passes over the training data", default=3.0)
-    logging_steps: int = _help("optimiser steps between two log records", default=10)
-    eval_steps: int | None = _help("optimiser steps between evaluations; once an epoch by default", default=None)
-    save_steps: int | None = _help("optimiser steps between checkpoints; by default at the end only", default=None)
-    save_total_limit: int = _help("checkpoints kept; 0 keeps all", default=2)
-    resume_from_checkpoint: str | None = _help("a checkpoint folder, or `latest` of output_dir", default=None)
-    mixed_precision: str | None = _help("no, fp16 or bf16; accelerate's configuration by default", default=None)
-    torch_compile: bool = _help("compile the model (the first steps then take long)", default=False)
-    torch_compile_backend: str = _help("what compiles it, as in torch.compile", default="inductor")
-    activation_checkpointing: bool = _help("recompute activations in backward to save memory", default=False)
-    dataloader_num_workers: int = _help("processes that prepare batches ahead", default=0)
-    ddp_find_unused_parameters: bool = _help("for models with parameters a loss does not reach", default=False)
-    report_to: str = _help("tracker: tensorboard, wandb, ... or none", default="tensorboard")
-    early_stopping_patience: int = _help("evaluations without a better result before stopping; 0 never", default=0)
-    metric_for_best_model: str = _help("evaluation metric early stopping watches", default="loss")
-    greater_is_better: bool = _help("whether that metric should rise", default=False)
+    output_dir: str = HfArg(help="folder of the run: log, checkpoints, and in the end the finished model")
+    seed: int = HfArg(help="seed of initial weights, data order, masking and dropout", default=42)
+    per_device_train_batch_size: int = HfArg(help="sequences of a micro-batch on one process", default=8)
+    per_device_eval_batch_size: int = HfArg(help="sequences of an evaluation batch on one process", default=8)
+    gradient_accumulation_steps: int = HfArg(help="micro-batches of an optimiser step on one process", default=1)
+    learning_rate: float = HfArg(help="AdamW's peak learning rate", default=5e-5)
+    weight_decay: float = HfArg(help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
+    adam_beta1: float = HfArg(help="AdamW's first moment decay", default=0.9)
+    adam_beta2: float = HfArg(help="AdamW's second moment decay", default=0.999)
+    adam_epsilon: float = HfArg(help="AdamW's denominator guard", default=1e-8)
+    max_grad_norm: float = HfArg(help="gradients are clipped to this global norm; 0 for no clipping", default=1.0)
+    lr_scheduler_type: str = HfArg(
+        help="linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear"
+    )
+    num_warmup_steps: int = HfArg(help="optimiser steps of linear warm-up", default=0)
+    max_train_steps: int | None = HfArg(help="optimiser steps in all; overrides num_train_epochs", default=None)
+    num_train_epochs: float = HfArg(help="passes over the training data", default=3.0)
+    logging_steps: int = HfArg(help="optimiser steps between two log records", default=10)
+    eval_steps: int | None = HfArg(help="optimiser steps between evaluations; once an epoch by default", default=None)
+    save_steps: int | None = HfArg(help="optimiser steps between checkpoints; by default at the end only", default=None)
+    save_total_limit: int = HfArg(help="checkpoints kept; 0 keeps all", default=2)
+    resume_from_checkpoint: str | None = HfArg(help="a checkpoint folder, or `latest` of output_dir", default=None)
+    mixed_precision: str | None = HfArg(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
+    torch_compile: bool = HfArg(help="compile the model (the first steps then take long)", default=False)
+    torch_compile_backend: str = HfArg(help="what compiles it, as in torch.compile", default="inductor")
+    activation_checkpointing: bool = HfArg(help="recompute activations in backward to save memory", default=False)
+    dataloader_num_workers: int = HfArg(help="processes that prepare batches ahead", default=0)
+    ddp_find_unused_parameters: bool = HfArg(help="for models with parameters a loss does not reach", default=False)
+    report_to: str = HfArg(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
+    early_stopping_patience: int = HfArg(help="evaluations without a better result before stopping; 0 never", default=0)
+    metric_for_best_model: str = HfArg(help="evaluation metric early stopping watches", default="loss")
+    greater_is_better: bool = HfArg(help="whether that metric should rise", default=False)
 
     def __post_init__(self):
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
@@ -228,7 +227,7 @@ class _Run:
         self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
         self.progress = _Progress()
         self.checkpoint = self._checkpoint_to_resume()
-        optimizer_state = self._load(model, self.checkpoint) if self.checkpoint else None
+        states = self._load(model, self.checkpoint) if self.checkpoint else None
 
         self.flops = self._flops_per_step(model)
         if config.activation_checkpointing:
@@ -244,8 +243,8 @@ class _Run:
         self.scheduler = get_scheduler(
             config.lr_scheduler_type, self.optimizer.optimizer, config.num_warmup_steps, self.total_steps
         )
-        if optimizer_state is not None:
-            optimizer_state, scheduler_state, scaler_state = optimizer_state
+        if states is not None:
+            optimizer_state, scheduler_state, scaler_state = states
             options = StateDictOptions(full_state_dict=True)
             set_optimizer_state_dict(self.model, self.optimizer.optimizer, optimizer_state, options=options)
             self.scheduler.load_state_dict(scheduler_state)

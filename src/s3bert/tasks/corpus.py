@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from .blocks import FORMAT_VERSION, MANIFEST, Blocks, Corpus, read_manifest
 from .sources import Source, fingerprint, load_files, load_source, local_files, parse_sources, text_batches
@@ -42,37 +43,35 @@ logger = logging.getLogger(__name__)
 CHUNK_TOKENS = 1 << 22  # ids read back at once when counting
 
 
-def _help(text: str, **options: Any) -> Any:
-    return field(metadata={"help": text}, **options)
-
-
 @dataclass
 class CorpusArguments:
     """Where the text comes from and how it is cut; the names are those of run_mlm.py."""
 
-    dataset_name: str | None = _help(
-        "text: Hub ids, local folders, files or globs, or `synthetic`, joined by ' + ', each NAME[:CONFIG][=WEIGHT]; or a "
+    dataset_name: str | None = HfArg(
+        help="text: Hub ids, local folders, files or globs, or `synthetic`, joined by ' + ', each NAME[:CONFIG][=WEIGHT]; or a "
         "folder that prepare_corpus.py made",
         default=None,
     )
-    dataset_config_name: str | None = _help(
-        "configuration of the dataset, as NAME:CONFIG in dataset_name", default=None
+    dataset_config_name: str | None = HfArg(
+        help="configuration of the dataset, as NAME:CONFIG in dataset_name", default=None
     )
-    train_file: str | None = _help("file or glob of training text, in place of dataset_name", default=None)
-    validation_file: str | None = _help("file or glob of held-out text, in place of the source's own", default=None)
-    validation_split_percentage: int = _help(
-        "share of the training rows held out, from the start, where a source has no validation split",
+    train_file: str | None = HfArg(help="file or glob of training text, in place of dataset_name", default=None)
+    validation_file: str | None = HfArg(
+        help="file or glob of held-out text, in place of the source's own", default=None
+    )
+    validation_split_percentage: int = HfArg(
+        help="share of the training rows held out, from the start, where a source has no validation split",
         default=5,
     )
-    tokenizer_name: str | None = _help("folder or Hub id of a tokenizer; by default one is trained", default=None)
-    vocab_size: int = _help("pieces of the uncased WordPiece tokenizer to train", default=30522)
-    max_seq_length: int = _help("tokens of a block, [CLS] and [SEP] included", default=512)
-    max_train_samples: int | None = _help("use only the first so many training rows of each source", default=None)
-    max_eval_samples: int | None = _help("use only the first so many held-out rows of each source", default=None)
-    preprocessing_num_workers: int | None = _help("threads that tokenise; all cores by default", default=None)
-    overwrite_cache: bool = _help("prepare again, in place of a folder made from other inputs", default=False)
-    streaming: bool = _help(
-        "do not store training blocks but tokenise while training, for text larger than the disk; only the tokenizer and "
+    tokenizer_name: str | None = HfArg(help="folder or Hub id of a tokenizer; by default one is trained", default=None)
+    vocab_size: int = HfArg(help="pieces of the uncased WordPiece tokenizer to train", default=30522)
+    max_seq_length: int = HfArg(help="tokens of a block, [CLS] and [SEP] included", default=512)
+    max_train_samples: int | None = HfArg(help="use only the first so many training rows of each source", default=None)
+    max_eval_samples: int | None = HfArg(help="use only the first so many held-out rows of each source", default=None)
+    preprocessing_num_workers: int | None = HfArg(help="threads that tokenise; all cores by default", default=None)
+    overwrite_cache: bool = HfArg(help="prepare again, in place of a folder made from other inputs", default=False)
+    streaming: bool = HfArg(
+        help="do not store training blocks but tokenise while training, for text larger than the disk; only the tokenizer and "
         "the held-out blocks are prepared",
         default=False,
     )

@@ -19,46 +19,14 @@ ACCEPTABILITY_ROWS = {"train": 4000, "validation": 500, "test": 500}
 
 NAMES = {
     "she": [
-        "anna",
-        "clara",
-        "edith",
-        "flora",
-        "grace",
-        "helen",
-        "irene",
-        "julia",
-        "laura",
-        "maria",
-        "nora",
-        "olive",
-        "rosa",
-        "sarah",
-        "vera",
-        "alice",
-        "emma",
-        "lucy",
+        "anna", "clara", "edith", "flora", "grace", "helen", "irene", "julia", "laura",
+        "maria", "nora", "olive", "rosa", "sarah", "vera", "alice", "emma", "lucy",
     ],
     "he": [
-        "albert",
-        "boris",
-        "carl",
-        "david",
-        "edgar",
-        "felix",
-        "george",
-        "henry",
-        "ivan",
-        "james",
-        "kurt",
-        "leo",
-        "martin",
-        "oscar",
-        "peter",
-        "simon",
-        "thomas",
-        "walter",
+        "albert", "boris", "carl", "david", "edgar", "felix", "george", "henry", "ivan",
+        "james", "kurt", "leo", "martin", "oscar", "peter", "simon", "thomas", "walter",
     ],
-}
+}  # fmt: skip
 PRONOUNS = {  # subject: object, possessive, reflexive
     "she": ("her", "her", "herself"),
     "he": ("him", "his", "himself"),
@@ -291,10 +259,8 @@ def synthetic_acceptability(split: str = "train", seed: int = 0) -> Dataset:
         raise ValueError(f"synthetic acceptability has no split {split!r}, only {', '.join(ACCEPTABILITY_ROWS)}")
     source = random.Random(f"acceptability {seed}")
     seen: set[str] = set()
-    for (
-        name,
-        rows,
-    ) in ACCEPTABILITY_ROWS.items():  # in this order up to the split asked for, so that none repeats another's
+    # In this order up to the split asked for, so that none repeats another's.
+    for name, rows in ACCEPTABILITY_ROWS.items():
         sentences: list[str] = []
         while len(sentences) < rows:
             sentence = _acceptable_or_not(source, broken=len(sentences) % 2 == 0)
