@@ -368,7 +368,7 @@ def test_an_impossible_size_or_length_is_a_clear_error():
     ("build", "message"),
     [
         (lambda: Smoother(10, 4), "hidden_size = 10 is not divisible by num_segments = 4"),
-        (lambda: Smoother(8, 4, norm="bach"), "norm = 'bach': the smoother knows 'batch' and 'layer'"),
+        (lambda: Smoother(8, 4, norm="bach"), "norm = 'bach': the smoother knows 'batch', 'layer'"),
         (lambda: SkeletonAttention(10, 4), "hidden_size = 10 is not divisible by num_heads = 4"),
     ],
 )

@@ -467,6 +467,9 @@ def test_the_config_fields_and_defaults_are_the_checkpoint_format():
         "use_row_attention": True,
         "use_column_attention": True,
         "sparse_prediction": False,
+        "fourier_impl": "fft",
+        "attention_form": "auto",
+        "smoother_form": "auto",
     }
     assert S3BertConfig.model_type == "s3bert"
     assert S3BertModel.base_model_prefix == "s3bert"
@@ -618,20 +621,31 @@ def test_wrapping_policies_find_the_layer_they_must_not_split(build_model):
     assert set(model._no_split_modules) <= present
 
 
-def test_sparse_prediction_gives_the_dense_loss_and_gradients(build_model, make_batch):
-    batch = make_batch("masked_lm")
-    results = []
+@pytest.mark.parametrize("spare", [None, 0, 3, 99])
+def test_sparse_prediction_gives_the_dense_loss_and_gradients(build_model, make_batch, spare):
+    """`spare` rows more than there are labels, at most all 48; None where their number is left to the model."""
+    batch, results = make_batch("masked_lm"), []
+    labels = batch["labels"][batch["labels"] != -100]
+    bound = None if spare is None else len(labels) + spare
     for sparse in (False, True):
         model = build_model("masked_lm", sparse_prediction=sparse).train()
-        output = model(**batch)
+        output = model(**batch, max_predictions=bound)
         output.loss.backward()
-        results.append((output.loss, [parameter.grad for parameter in model.parameters()]))
-        labelled = int((batch["labels"] != -100).sum())
-        assert output.logits.shape == ((labelled, 61) if sparse else (4, 12, 61))
-        assert model.eval()(**batch).logits.shape == (4, 12, 61)
-    assert abs(results[0][0] - results[1][0]) < 1e-6
-    for dense, sparse in zip(results[0][1], results[1][1], strict=True):
-        assert torch.allclose(dense, sparse, rtol=1e-4, atol=1e-6)
+        results.append((output, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
+        assert model.eval()(**batch, max_predictions=bound).logits.shape == (4, 12, 61)
+    (dense, dense_gradient), (sparse, sparse_gradient) = results
+    assert sparse.logits.shape == (min(48, len(labels) + (spare or 0)), 61)
+    in_order = dense.logits[batch["labels"] != -100]
+    assert reference.relative_error(sparse.logits[: len(labels)], in_order) < 1e-6
+    assert reference.relative_error(sparse.loss, dense.loss) < 1e-6
+    assert reference.relative_error(sparse_gradient, dense_gradient) < 1e-6
+
+
+def test_labels_beyond_the_bound_of_predictions_are_refused(build_model, make_batch):
+    model, batch = build_model("masked_lm", sparse_prediction=True).train(), make_batch("masked_lm")
+    labelled = int((batch["labels"] != -100).sum())
+    with pytest.raises(ValueError, match=f"max_predictions = {labelled - 1}, but {labelled} labels are not -100"):
+        model(**batch, max_predictions=labelled - 1)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -776,9 +790,10 @@ def assert_compiled_equals_eager(eager: nn.Module, batches: list[dict], backend:
         assert torch.allclose(value, model.state_dict()[name], rtol=1e-4, atol=1e-5), name
 
 
-def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_model, make_batch):
-    eager = build_model("masked_lm", num_hidden_layers=1)
-    batches = [make_batch("masked_lm", length=length) for length in (12, 9)]
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_model, make_batch, sparse):
+    eager = build_model("masked_lm", num_hidden_layers=1, sparse_prediction=sparse)
+    batches = [make_batch("masked_lm", length=length) | {"max_predictions": 2 * length} for length in (12, 9)]
     assert_compiled_equals_eager(eager, batches, backend="aot_eager")
 
 

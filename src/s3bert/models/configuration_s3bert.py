@@ -47,6 +47,10 @@ class S3BertConfig(PreTrainedConfig):
             (Table 7).
         sparse_prediction: in training, the masked-LM decoder runs on labelled positions only and `logits` has a row
             for each of them.
+        fourier_impl: "fft", or "matmul" for real matrix products in its place: no complex numbers, for exporting; quadratic.
+        attention_form, smoother_form: how the same numbers are computed. "auto" picks by shapes and mode; "direct" is the
+            paper's order of operations; "skip_kv" and "low_rank", "short" and "folded" are exact faster ones (fast_s3.py).
+            One that does not cover a call (adapters, hooks, holes in a mask) steps aside to one that does.
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1, both attentions switched off; a
@@ -87,6 +91,9 @@ class S3BertConfig(PreTrainedConfig):
     use_row_attention: bool = True
     use_column_attention: bool = True
     sparse_prediction: bool = False
+    fourier_impl: Literal["fft", "matmul"] = "fft"
+    attention_form: Literal["auto", "direct", "skip_kv", "low_rank"] = "auto"
+    smoother_form: Literal["auto", "direct", "short", "folded"] = "auto"
     auto_map: dict[str, str] = field(default_factory=_auto_map)
 
     def __post_init__(self, **kwargs):

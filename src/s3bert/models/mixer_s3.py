@@ -10,23 +10,32 @@ no influence on real tokens, and a mask of all ones gives what no mask gives.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-
-def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float32, or in float64 where it is: FFTs, softmaxes and statistics never run in half precision."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Zeroes the tokens of `tensor` (B, S, ...) that `mask` (B, S) excludes; a NaN there goes too."""
-    if mask is None:
-        return tensor
-    return tensor.masked_fill(~mask.view(*mask.shape, *[1] * (tensor.dim() - 2)), 0)
+from .fast_s3 import (
+    ATTENTION_FORMS,
+    SMOOTHER_FORMS,
+    cheapest_attention_form,
+    cheapest_smoother_form,
+    convolve,
+    fft_length,
+    fold_stem,
+    folded_stem,
+    inverse_weights,
+    is_plain,
+    low_rank_column_scores,
+    low_rank_row_scores,
+    project_columns,
+    projected_mixture,
+    short_spectrum,
+    waves,
+)
+from .numerics import at_least_float32, zero_padding
 
 
 def repeat_cyclically(tensor: torch.Tensor, length: int) -> torch.Tensor:
@@ -85,8 +94,8 @@ class PositionBatchNorm(nn.Module):
         if self.training:
             mean, variance = self._batch_statistics(inputs, mask, mean, variance)
         scale = self.weight[:length].to(inputs.dtype) * torch.rsqrt(variance + self.eps)
-        outputs = (inputs - mean[:, None]) * scale[:, None] + self.bias[:length].to(inputs.dtype)[:, None]
-        return outputs.to(hidden_states.dtype)
+        shift = self.bias[:length].to(inputs.dtype) - mean * scale
+        return torch.addcmul(shift[:, None], inputs, scale[:, None]).to(hidden_states.dtype)
 
     @torch.no_grad()
     def resize(self, length: int) -> None:
@@ -101,12 +110,15 @@ class PositionBatchNorm(nn.Module):
         self, inputs: torch.Tensor, mask: torch.Tensor | None, running_mean: torch.Tensor, running_var: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and biased variance (S) over the batch's real tokens; updates the running statistics."""
-        batch, length, hidden = inputs.shape
-        tokens = inputs.new_full((length,), batch) if mask is None else mask.sum(0).to(inputs.dtype)
-        count, total = self._over_processes(tokens * hidden, zero_padding(inputs, mask).sum((0, 2)))
+        length, hidden = inputs.shape[1:]
+        # Each token's own mean and squares first, joined over tokens afterwards: no second tensor of this size is kept.
+        squares, means = torch.var_mean(inputs, dim=2, correction=0)  # (B, S)
+        real = torch.ones_like(means) if mask is None else mask.to(means.dtype)
+        means, squares = zero_padding(means, mask), zero_padding(squares, mask) * hidden
+        count, total = self._over_processes(real.sum(0) * hidden, means.sum(0) * hidden)
         mean = total / count.clamp(min=1)
-        deviations = zero_padding(inputs - mean[:, None], mask)
-        (squares,) = self._over_processes(deviations.square().sum((0, 2)))
+        squares = squares + hidden * real * (means - mean).square()
+        (squares,) = self._over_processes(squares.sum(0))
         variance = squares / count.clamp(min=1)
 
         reached = count > 0
@@ -152,17 +164,29 @@ class Smoother(nn.Module):
         use_fourier_convolution: bool = True,
         use_convolution_stem: bool = True,
         layer_norm_eps: float = 1e-12,
+        form: str = "auto",
+        fourier_impl: str = "fft",
     ):
         super().__init__()
         if hidden_size % num_segments:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_segments = {num_segments}.")
-        if norm not in ("batch", "layer"):
-            raise ValueError(f"norm = {norm!r}: the smoother knows 'batch' and 'layer'.")
+        for name, value, known in (
+            ("norm", norm, ("batch", "layer")),
+            ("form", form, ("auto", *SMOOTHER_FORMS)),
+            ("fourier_impl", fourier_impl, ("fft", "matmul")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} = {value!r}: the smoother knows {', '.join(map(repr, known))}.")
         self.num_segments = num_segments
         self.max_length = max_length
         self.norm_kind = norm
         self.use_fourier_convolution = use_fourier_convolution
         self.use_convolution_stem = use_convolution_stem
+        self.form = form
+        self.fourier_impl = fourier_impl
+        self._kept: dict[
+            int, tuple[int, ...]
+        ] = {}  # points of each kept filter, and the weights' versions it was made of
         if use_fourier_convolution:
             # Real and imaginary part: complex parameters break fused AdamW, FSDP and casts.
             self.filter = nn.Parameter(torch.empty(max_length // 2 + 1, hidden_size, 2))  # (F, H, 2)
@@ -172,40 +196,152 @@ class Smoother(nn.Module):
             self.norm = PositionBatchNorm(max_length) if norm == "batch" else nn.LayerNorm(hidden_size, layer_norm_eps)
             self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, S, H) -> (B, S, H)."""
-        if hidden_states.shape[1] > self.max_length:
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, contiguous: bool = False
+    ) -> torch.Tensor:
+        """(B, S, H) -> (B, S, H); `contiguous` promises that the mask gives each sequence one run of real tokens."""
+        batch, length, hidden = hidden_states.shape
+        if length > self.max_length:
             raise ValueError(
-                f"The sequence has {hidden_states.shape[1]} tokens and the smoother's filter spans {self.max_length}: "
+                f"The sequence has {length} tokens and the smoother's filter spans {self.max_length}: "
                 f"shorten the input, or lengthen the model with resize_position_embeddings."
             )
         hidden_states = zero_padding(hidden_states, mask)
-        smoothed = self.fourier_convolution(hidden_states) if self.use_fourier_convolution else hidden_states
-        # The filter's output goes on beyond the last token, and the stem's kernel of 3 would carry it back.
-        smoothed = zero_padding(smoothed, mask)
-        if not self.use_convolution_stem:
-            return smoothed
-        features = torch.cat((smoothed, hidden_states), -1) if self.use_fourier_convolution else hidden_states
-        features = self.stem(features.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
-        return self.dropout(F.relu(self._normalise(features, mask)))
+        form, points = self._form(batch, length, mask is None or contiguous)
+        if form == "folded":
+            features = self._folded_stem(hidden_states, mask, points)
+        else:
+            smoothed = hidden_states
+            if self.use_fourier_convolution:
+                # The filter's output goes on beyond the last token, and the stem's kernel of 3 would carry it back.
+                smoothed = zero_padding(self.fourier_convolution(hidden_states, points), mask)
+            if not self.use_convolution_stem:
+                return smoothed
+            features = torch.cat((smoothed, hidden_states), -1) if self.use_fourier_convolution else hidden_states
+            if form == "direct":
+                features = self.stem(features.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
+            else:
+                features = convolve(features, self.stem.weight, self.stem.bias)
+        return self.dropout(F.relu(self._normalise(features, mask), inplace=True))
 
-    def fourier_convolution(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Equations 3 and 4: each channel is its segment's mean under the channel's own N-long circular filter."""
-        batch, length, hidden = hidden_states.shape
-        width = hidden // self.num_segments
+    def fourier_convolution(self, hidden_states: torch.Tensor, points: int | None = None) -> torch.Tensor:
+        """Equations 3 and 4: each channel is its segment's mean under the channel's own N-long circular filter.
+
+        `points` is the length of the FFT: N, or one that `short_spectrum` can serve.
+        """
+        length, points = hidden_states.shape[1], points or self.max_length
         with torch.autocast(hidden_states.device.type, enabled=False):
-            inputs = at_least_float32(hidden_states)
-            means = inputs.view(batch, length, self.num_segments, width).mean(-1)  # (B, S, r), eq. 4
+            means = self._segment_means(at_least_float32(hidden_states)).transpose(1, 2)  # (B, r, S), eq. 4
+            kernel = short_spectrum(self.filter.to(means.dtype), self.max_length, points)  # (F, H, 2)
+            kernel = kernel.permute(1, 0, 2).unflatten(0, (self.num_segments, -1))  # (r, H/r, F, 2)
             # Explicit padding, and complex numbers as pairs until the inverse: what export and compilers support. Time
             # comes last because that is how the FFT lays its output out anyway.
-            means = F.pad(means.transpose(1, 2), (0, self.max_length - length))  # (B, r, N)
-            spectrum = torch.view_as_real(torch.fft.rfft(means))[:, :, None]  # (B, r, 1, F, 2)
-            kernel = self.filter.to(inputs.dtype).permute(1, 0, 2).reshape(self.num_segments, width, -1, 2)
+            if self.fourier_impl == "fft":
+                spectrum = torch.view_as_real(torch.fft.rfft(F.pad(means, (0, points - length))))  # (B, r, F, 2)
+            else:
+                cosine, sine = waves(torch.arange(length, device=means.device), points, means.dtype)  # (F, S)
+                spectrum = torch.stack((means @ cosine.T, -means @ sine.T), -1)
+            spectrum = spectrum[:, :, None]  # (B, r, 1, F, 2)
             real = spectrum[..., 0] * kernel[..., 0] - spectrum[..., 1] * kernel[..., 1]  # (B, r, H/r, F)
             imaginary = spectrum[..., 0] * kernel[..., 1] + spectrum[..., 1] * kernel[..., 0]
-            product = torch.complex(real, imaginary).flatten(1, 2)  # (B, H, F)
-            smoothed = torch.fft.irfft(product, n=self.max_length)[..., :length]  # (B, H, S), eq. 3
-        return smoothed.transpose(1, 2).to(hidden_states.dtype)
+            real, imaginary = real.flatten(1, 2), imaginary.flatten(1, 2)  # (B, H, F)
+            if self.fourier_impl == "fft":
+                smoothed = torch.fft.irfft(torch.complex(real, imaginary), n=points)  # (B, H, M), eq. 3
+                smoothed = smoothed.transpose(1, 2)[:, :length]
+            else:
+                weights = inverse_weights(points, means.dtype, means.device)  # (F)
+                smoothed = ((real * weights) @ cosine - (imaginary * weights) @ sine).transpose(1, 2)
+        return smoothed.to(hidden_states.dtype)
+
+    def _segment_means(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states.unflatten(-1, (self.num_segments, -1)).mean(-1)  # (B, S, r)
+
+    def _form(self, batch: int, length: int, contiguous: bool) -> tuple[str, int]:
+        """How to compute, and the points of the FFT."""
+        if self.form == "direct" or (self.use_convolution_stem and not is_plain(self.stem, nn.Conv1d)):
+            return "direct", self.max_length
+        if torch.compiler.is_exporting():  # one graph for all lengths
+            return "short", self.max_length
+        points = fft_length(length, self.max_length)
+        if not (contiguous and self._foldable()):
+            return "short", points
+        for kept in sorted(self._kept):
+            if (2 * length <= kept or kept == self.max_length) and self._keeps(kept):
+                return "folded", kept
+        return (cheapest_smoother_form(batch, length, self.max_length) if self.form == "auto" else "folded"), points
+
+    def _foldable(self) -> bool:
+        """Whether there are a filter and a stem to fold, and folding is neither ruled out nor would skip a module's call."""
+        both = self.use_fourier_convolution and self.use_convolution_stem and self.fourier_impl == "fft"
+        return both and self.form not in ("direct", "short") and is_plain(self.stem, nn.Conv1d)
+
+    def _keeps(self, points: int) -> bool:
+        """Whether a filter kept by `fold` can serve this forward: no gradients are asked for, and it is up to date."""
+        if self.training or torch.is_grad_enabled() or points not in self._kept:
+            return False
+        return torch.compiler.is_compiling() or self._kept[points] == self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        weights = (self.filter, self.stem.weight)
+        return tuple(number for weight in weights for number in (weight._version, weight.data_ptr()))
+
+    def _folded_stem(self, hidden_states: torch.Tensor, mask: torch.Tensor | None, points: int) -> torch.Tensor:
+        hidden = hidden_states.shape[-1]
+        weight, bias = self.stem.weight, self.stem.bias
+        features = convolve(hidden_states, weight[:, hidden:], bias)
+        if self._keeps(points):
+            spectrum, folded = getattr(self, f"spectrum_{points}"), getattr(self, f"folded_{points}")
+        else:
+            spectrum, folded = self._fold(points)
+        means = self._segment_means(at_least_float32(hidden_states))
+        return folded_stem(features, means, spectrum, folded, weight[:, :hidden], points, mask)
+
+    def _fold(self, points: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(self.filter.device.type, enabled=False):
+            spectrum = short_spectrum(self.filter, self.max_length, points)
+        hidden = spectrum.shape[1]
+        return spectrum, fold_stem(spectrum, self.stem.weight[:, :hidden], self.num_segments, points)
+
+    @torch.no_grad()
+    def fold(self, length: int) -> None:
+        """Keeps the folded filter for sequences of up to `length` tokens, for forwards in evaluation without gradients.
+
+        It is dropped by `train()`, by loading weights, by moving or casting the module, and by `resize`; a change of the
+        weights in place makes it unused.
+        """
+        if not self._foldable():
+            return
+        points = fft_length(length, self.max_length)
+        for name, tensor in zip(("spectrum", "folded"), self._fold(points)):
+            self.register_buffer(f"{name}_{points}", tensor.contiguous(), persistent=False)
+        self._kept[points] = self._versions()
+
+    def folded_bytes(self, length: int) -> int:
+        """What `fold(length)` would keep."""
+        if not self._foldable():
+            return 0
+        frequencies, hidden = fft_length(length, self.max_length) // 2 + 1, self.filter.shape[1]
+        return 2 * frequencies * hidden * (self.num_segments * self.stem.weight.itemsize + self.filter.itemsize)
+
+    def unfold(self) -> None:
+        """Drops what `fold` keeps."""
+        for points in self._kept:
+            delattr(self, f"spectrum_{points}")
+            delattr(self, f"folded_{points}")
+        self._kept = {}
+
+    def train(self, mode: bool = True) -> "Smoother":
+        if mode:
+            self.unfold()
+        return super().train(mode)
+
+    def _apply(self, *args, **kwargs) -> "Smoother":
+        self.unfold()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        self.unfold()
+        super()._load_from_state_dict(*args, **kwargs)
 
     @torch.no_grad()
     def resize(self, length: int) -> None:
@@ -223,6 +359,7 @@ class Smoother(nn.Module):
             negative = kept // 2 if length > old else (kept - 1) // 2
             if negative:
                 resized[length - negative :] = taps[old - negative :]
+            self.unfold()
             spectrum = torch.view_as_real(torch.fft.rfft(resized, dim=0)).to(self.filter.dtype)
             self.filter = nn.Parameter(spectrum, self.filter.requires_grad)
         if self.use_convolution_stem and self.norm_kind == "batch":
@@ -271,10 +408,16 @@ class SkeletonAttention(nn.Module):
         layer_index: int = 0,
         dropout: float = 0.1,
         layer_norm_eps: float = 1e-12,
+        form: str = "auto",
     ):
         super().__init__()
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
+        if form not in ("auto", *ATTENTION_FORMS):
+            raise ValueError(
+                f"form = {form!r}: skeleton attention knows 'auto', {', '.join(map(repr, ATTENTION_FORMS))}."
+            )
+        self.form = form
         self.num_heads = num_heads
         self.head_size = hidden_size // num_heads
         self.num_row_samples = min(num_row_samples, landmark_length)
@@ -306,9 +449,15 @@ class SkeletonAttention(nn.Module):
         return rows.sort().values, columns.sort().values
 
     def forward(
-        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        projection: Callable[[], nn.Module] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(B, S, H) -> mixed states (B, S, H), row attention weights (B, h, S, s1) or None without row attention.
+
+        Where `projection` names a module (H to H), what that makes of the mixed states is returned in their place. It comes
+        as a function because frameworks that move a module's arguments to its device would move the module.
 
         The last axis of the weights runs over the landmark tokens in their order; slots a sequence does not fill (it is
         shorter than s1, or one of its tokens was drawn twice) hold zeros. Column attention's weights, (B, h, p, s2)
@@ -320,19 +469,51 @@ class SkeletonAttention(nn.Module):
             lengths = torch.full((batch, 1), length, device=hidden_states.device)
         else:
             lengths = mask.sum(1, keepdim=True)  # (B, 1), real tokens
-        query, key, value = (self._heads(linear(hidden_states)) for linear in (self.query, self.key, self.value))
         rows, columns = self._landmarks(hidden_states.device)
+        places, counts = self._landmark_tokens(rows, lengths, mask)
+        projection = None if projection is None else projection()
+        form = self._form(length, projection)
+        if form == "low_rank":
+            return self._low_rank_attention(hidden_states, mask, lengths, places, ~counts, columns, projection)
+
+        query = self._heads(self.query(hidden_states))  # (B, h, S, p)
+        if form == "direct":
+            key, value = (self._heads(linear(hidden_states)) for linear in (self.key, self.value))
+            index = places[:, None, :, None].expand(-1, self.num_heads, -1, self.head_size)
+            landmark_key, landmark_value = key.gather(2, index), value.gather(2, index)  # (B, h, s1, p)
+            key, value = key[..., columns], value[..., columns]  # (B, h, S, s2)
+        else:
+            landmark_key, landmark_value = self._landmark_states(hidden_states, places)
+            key, value = project_columns(hidden_states, (self.key, self.value), columns, self.num_heads)
+            key, value = key.transpose(2, 3), value.transpose(2, 3)  # (B, h, S, s2)
         mixed, row_weights = [], None
         if self.use_row_attention:
-            places, counts = self._landmark_tokens(rows, lengths, mask)
-            row, row_weights = self._row_attention(query, key, value, places, counts)
+            row, row_weights = self._row_attention(query, landmark_key, landmark_value, ~counts)
             mixed.append(self.row_norm(row.transpose(1, 2).flatten(2)))  # (B, S, H)
         if self.use_column_attention:
-            column = self._column_attention(query, key[..., columns], value[..., columns], lengths, mask)
+            column = self._column_attention(query, key, value, lengths, mask)
             mixed.append(self.column_norm(column.transpose(1, 2).flatten(2)))
         # Algorithm 1's average; eq. 1 prints the sum. Zeroed again, because at padded tokens the norms see all-zero
         # vectors, where their slope is 1 / sqrt(eps) and any gradient explodes.
-        return zero_padding(sum(mixed) / len(mixed), mask), row_weights
+        mixed = zero_padding(sum(mixed) / len(mixed), mask)
+        return mixed if projection is None else projection(mixed), row_weights
+
+    def _form(self, length: int, projection: nn.Module | None) -> str:
+        """The form asked for, or the next exact one where modules must be called."""
+        form = self.form
+        if form == "auto":
+            # An exported graph is used at all lengths: the rule takes that of the landmarks.
+            length = self.landmark_length if torch.compiler.is_exporting() else length
+            form = cheapest_attention_form(length, self.head_size, self.num_row_samples, self.num_column_samples)
+        if form == "low_rank":
+            norms = [getattr(self, name) for name in ("row_norm", "column_norm") if hasattr(self, name)]
+            plain = projection is not None and is_plain(projection, nn.Linear) and is_plain(self.query, nn.Linear)
+            # A head of column attention is a multiple of one channel then, and the variance of so few loses digits.
+            degenerate = self.use_column_attention and self.num_column_samples == 1
+            if degenerate or not (plain and all(is_plain(norm, nn.LayerNorm) for norm in norms)):
+                form = "skip_kv"
+        plain = is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear)
+        return form if plain else "direct"
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)  # (B, h, S, p)
@@ -353,23 +534,27 @@ class SkeletonAttention(nn.Module):
         scaled = (2 * rows + 1) * lengths // (2 * self.landmark_length)  # (B, s1), ascending
         repeated = F.pad(scaled[:, 1:] == scaled[:, :-1], (1, 0))
         takes_all = lengths <= rows.numel()
-        counts = torch.where(takes_all, slots < lengths, ~repeated)
+        counts = (slots < lengths) & (takes_all | ~repeated)
         # Slots that do not count point at the first real token, never at what lies under the mask.
         numbers = torch.where(counts, torch.where(takes_all, slots, scaled), 0)
         if mask is None:
             return numbers, counts
         # Token number k is the place where the running count of real tokens first reaches k + 1.
-        places = torch.searchsorted(mask.cumsum(1), numbers + 1)
+        places = (mask.cumsum(1)[:, None] <= numbers[:, :, None]).sum(2)
         return places.clamp(max=mask.shape[1] - 1), counts
 
-    def _row_attention(self, query, key, value, places, counts) -> tuple[torch.Tensor, torch.Tensor]:
+    def _landmark_states(self, hidden_states, places) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the landmark tokens alone, (B, h, s1, p) each."""
+        batch, length, _ = hidden_states.shape
+        offsets = torch.arange(batch, device=places.device)[:, None] * length
+        landmarks = hidden_states.flatten(0, 1).index_select(0, (places + offsets).flatten())
+        landmarks = landmarks.unflatten(0, (batch, -1))  # (B, s1, H)
+        return self._heads(self.key(landmarks)), self._heads(self.value(landmarks))
+
+    def _row_attention(self, query, key, value, excluded) -> tuple[torch.Tensor, torch.Tensor]:
         """softmax(Q K1^T / sqrt(p)) V1 over the landmark tokens; (B, h, S, p) and the weights (B, h, S, s1)."""
-        index = places[:, None, :, None].expand(-1, self.num_heads, -1, self.head_size)
-        key, value = key.gather(2, index), value.gather(2, index)  # (B, h, s1, p)
-        scores = at_least_float32(query @ key.transpose(2, 3) / math.sqrt(self.head_size))  # (B, h, S, s1)
-        excluded = ~counts[:, None, None]
-        weights = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(-1)
-        weights = weights.masked_fill(excluded, 0)  # a sequence with no real token at all gets zeros, not NaN
+        scores = query @ key.transpose(2, 3) / math.sqrt(self.head_size)
+        weights = _softmax_without(scores, excluded[:, None, None], dim=3)
         return self.dropout(weights).to(value.dtype) @ value, weights
 
     def _column_attention(self, query, key, value, lengths, mask) -> torch.Tensor:
@@ -381,3 +566,35 @@ class SkeletonAttention(nn.Module):
         scores = at_least_float32(query.transpose(2, 3) @ key)  # (B, h, p, s2)
         weights = self.dropout(scores.softmax(-1)).to(value.dtype)
         return value @ weights.transpose(2, 3)
+
+    def _low_rank_attention(self, hidden_states, mask, lengths, places, excluded, columns, projection):
+        """`forward` by the low-rank form, in which tokens meet only the s1 + s2 vectors a head that they mix."""
+        coefficients, vectors, norms, row_weights = [], [], [], None
+        if self.use_row_attention:
+            key, value = self._landmark_states(hidden_states, places)  # (B, h, s1, p)
+            scores = low_rank_row_scores(hidden_states, key / math.sqrt(self.head_size), self.query)
+            weights = _softmax_without(scores, excluded[:, None, :, None], dim=2)  # (B, h, s1, S)
+            row_weights = weights.transpose(2, 3)
+            coefficients.append(self.dropout(weights))
+            vectors.append(value)
+            norms.append(self.row_norm)
+        if self.use_column_attention:
+            key, value = project_columns(
+                hidden_states, (self.key, self.value), columns, self.num_heads
+            )  # (B, h, s2, S)
+            if mask is not None:
+                key = key.masked_fill(~mask[:, None, None], 0)
+            key = key * lengths.clamp(min=1).to(key.dtype).rsqrt()[:, :, None, None]
+            scores = at_least_float32(low_rank_column_scores(hidden_states, key, self.query))
+            weights = self.dropout(scores.softmax(2))  # (B, h, s2, p)
+            coefficients.append(value)
+            vectors.append(weights.to(value.dtype))
+            norms.append(self.column_norm)
+        return projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
+
+
+def _softmax_without(scores: torch.Tensor, excluded: torch.Tensor, dim: int) -> torch.Tensor:
+    """Softmax along `dim` over the entries that are not `excluded`, in float32; those get zeros."""
+    scores = at_least_float32(scores)
+    weights = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(dim)
+    return weights.masked_fill(excluded, 0)  # a sequence with no real token at all gets zeros, not NaN

@@ -29,11 +29,23 @@ from transformers.models.bert.modeling_bert import (
     BertPooler,
     BertSelfOutput,
 )
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_s3bert import S3BertConfig
-from .mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother, at_least_float32, repeat_cyclically
+from .mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother, repeat_cyclically
+from .numerics import at_least_float32
+
+
+logger = logging.get_logger(__name__)
+
+
+class S3BertSelfOutput(BertSelfOutput):
+    """BERT's, except that its projection `dense` has been applied by the attention, which may fuse the two."""
+
+    def forward(self, projected: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return self.LayerNorm(self.dropout(projected) + inputs)
 
 
 class S3BertAttention(nn.Module):
@@ -50,6 +62,8 @@ class S3BertAttention(nn.Module):
             use_fourier_convolution=config.use_fourier_convolution,
             use_convolution_stem=config.use_convolution_stem,
             layer_norm_eps=config.layer_norm_eps,
+            form=config.smoother_form,
+            fourier_impl=config.fourier_impl,
         )
         self.self = SkeletonAttention(
             config.hidden_size,
@@ -64,14 +78,16 @@ class S3BertAttention(nn.Module):
             layer_index=layer_index,
             dropout=config.attention_probs_dropout_prob,
             layer_norm_eps=config.layer_norm_eps,
+            form=config.attention_form,
         )
-        self.output = BertSelfOutput(config)
+        self.output = S3BertSelfOutput(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, contiguous: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mixed, row_weights = self.self(self.smoother(hidden_states, mask), mask)
-        return self.output(mixed, hidden_states), row_weights
+        smoothed = self.smoother(hidden_states, mask, contiguous)
+        projected, row_weights = self.self(smoothed, mask, lambda: self.output.dense)
+        return self.output(projected, hidden_states), row_weights
 
 
 class S3BertLayer(GradientCheckpointingLayer):
@@ -83,8 +99,10 @@ class S3BertLayer(GradientCheckpointingLayer):
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config)
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        hidden_states, _ = self.attention(hidden_states, mask)
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, contiguous: bool = False
+    ) -> torch.Tensor:
+        hidden_states, _ = self.attention(hidden_states, mask, contiguous)
         return self.output(self.intermediate(hidden_states), hidden_states)
 
 
@@ -95,9 +113,11 @@ class S3BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList([S3BertLayer(config, index) for index in range(config.num_hidden_layers)])
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, contiguous: bool = False
+    ) -> torch.Tensor:
         for layer in self.layer:
-            hidden_states = layer(hidden_states, mask)
+            hidden_states = layer(hidden_states, mask, contiguous)
         return hidden_states
 
 
@@ -174,9 +194,55 @@ class S3BertPreTrainedModel(PreTrainedModel):
         embeddings.position_embeddings = table
         embeddings.position_ids = torch.arange(new_length, device=table.weight.device)[None]
         embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
-        for smoother in (module for module in self.modules() if isinstance(module, Smoother)):
+        for smoother in self._smoothers():
             smoother.resize(new_length)
         self.config.max_position_embeddings = new_length
+
+    def fold_filters(self, *lengths: int, max_bytes: int = 2**29) -> list[int]:
+        """Prepares for inference: each layer keeps its filter and convolution stem as one, for forwards without gradients.
+
+        Call it in evaluation mode, when weights, device and dtype are final: `train()`, loading weights, moving and
+        casting drop what is kept, and so does `unfold_filters()`. Checkpoints never hold it. Outputs stay the same.
+
+        Args:
+            lengths: each is served, and all below it; powers of two up to N where none is given. One kept filter takes
+                about 2 r H numbers for each token of its length, in every layer.
+            max_bytes: no further length is kept beyond this size over all layers; the forwards that would use it
+                fold anew or do without.
+
+        Returns:
+            The lengths that are kept.
+
+        Raises:
+            ValueError: the model is in training mode; a length outside 1..N.
+        """
+        if self.training:
+            raise ValueError(
+                "fold_filters prepares for inference, and the model is in training mode: call eval() first."
+            )
+        longest = self.config.max_position_embeddings
+        for length in lengths:
+            if not 1 <= length <= longest:
+                raise ValueError(f"fold_filters: {length} tokens; the model takes 1 to {longest}.")
+        self.unfold_filters()
+        kept, size = [], 0
+        for length in sorted(lengths) or [2**k for k in range(5, longest.bit_length())] + [longest]:
+            size += sum(smoother.folded_bytes(length) for smoother in self._smoothers())
+            if size > max_bytes:
+                logger.warning("fold_filters: %d bytes allow lengths %s; not %d.", max_bytes, kept, length)
+                break
+            for smoother in self._smoothers():
+                smoother.fold(length)
+            kept.append(length)
+        return kept
+
+    def unfold_filters(self) -> None:
+        """Drops what `fold_filters` keeps."""
+        for smoother in self._smoothers():
+            smoother.unfold()
+
+    def _smoothers(self) -> list[Smoother]:
+        return [module for module in self.modules() if isinstance(module, Smoother)]
 
 
 class S3BertModel(S3BertPreTrainedModel):
@@ -226,9 +292,22 @@ class S3BertModel(S3BertPreTrainedModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
         )
-        hidden_states = self.encoder(hidden_states, mask)
+        hidden_states = self.encoder(hidden_states, mask, self._contiguous(mask))
         pooled = None if self.pooler is None else self.pooler(_first_token(hidden_states, mask))
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def _contiguous(self, mask: torch.Tensor | None) -> bool:
+        """Whether each sequence's real tokens are one run, as far as that can be known without stalling anything.
+
+        Reading the mask breaks a compiled graph, and makes the host wait for an accelerator: once in evaluation that is
+        worth the folded stem, in training it is not.
+        """
+        if mask is None:
+            return True
+        if torch.compiler.is_compiling() or (self.training and mask.device.type != "cpu"):
+            return False
+        starts = mask[:, 0].sum() + (mask[:, 1:] & ~mask[:, :-1]).sum()
+        return bool(starts <= mask.shape[0]) and bool(mask.any(1).all())
 
     def _check_inputs(self, input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids):
         if (input_ids is None) == (inputs_embeds is None):
@@ -322,11 +401,20 @@ class S3BertForMaskedLM(S3BertPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        max_predictions: int | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | list[int] | None = None,
     ) -> MaskedLMOutput | tuple:
         """`labels` (B, S) hold the original ids at masked positions and -100 elsewhere. `logits` are (B, S, V); with
-        `sparse_prediction`, in training with labels, (labelled positions, V) in reading order."""
+        `sparse_prediction`, in training with labels, (labelled positions, V) in reading order.
+
+        Counting those positions makes the host wait for an accelerator and breaks a compiled graph. A caller who knows
+        that they are at most `max_predictions` gets `logits` (max_predictions, V) without either: the rows beyond the
+        labelled ones belong to other positions and are not in the loss.
+
+        Raises:
+            ValueError: on CPU, more labels than `max_predictions`; on an accelerator, or compiled, the last are lost.
+        """
         outputs = self.s3bert(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -339,13 +427,28 @@ class S3BertForMaskedLM(S3BertPreTrainedModel):
         )
         hidden_states = outputs.last_hidden_state
         if self.config.sparse_prediction and self.training and labels is not None:
-            labelled = labels != -100
-            hidden_states, labels = hidden_states[labelled], labels[labelled]
+            hidden_states, labels = self._labelled_positions(hidden_states, labels, max_predictions)
         logits = self.cls(hidden_states)
         loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    def _labelled_positions(self, hidden_states, labels, max_predictions) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states (P, H) and labels (P,) of the labelled positions; P is `max_predictions` where it is given."""
+        hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()  # (B S, H), (B S,)
+        unlabelled = labels == -100
+        if max_predictions is None:
+            chosen = (~unlabelled).nonzero()[:, 0]
+        else:
+            if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+                labelled = int((~unlabelled).sum())
+                if labelled > max_predictions:
+                    raise ValueError(
+                        f"max_predictions = {max_predictions}, but {labelled} labels are not -100: give at least their number."
+                    )
+            chosen = unlabelled.byte().argsort(stable=True)[:max_predictions]  # the labelled ones first
+        return hidden_states.index_select(0, chosen), labels[chosen]
 
 
 class S3BertForSequenceClassification(S3BertPreTrainedModel):

@@ -1,0 +1,15 @@
+"""What every S3 module keeps to: neither half precision nor padding may touch a sum, a transform or a softmax."""
+
+import torch
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32, or in float64 where it is: FFTs, softmaxes and statistics never run in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Zeroes the tokens of `tensor` (B, S, ...) that `mask` (B, S) excludes; a NaN there goes too."""
+    if mask is None:
+        return tensor
+    return tensor.masked_fill(~mask.view(*mask.shape, *[1] * (tensor.dim() - 2)), 0)
