@@ -24,7 +24,7 @@ AUTO_CLASSES = {
     "question_answering": "AutoModelForQuestionAnswering",
     "multiple_choice": "AutoModelForMultipleChoice",
 }
-CODE = {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py", "fast_s3.py", "numerics.py"}
+CODE = {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py", "fast_s3.py", "numerics.py", "position_norm.py"}
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "road", "big", "small", "red", "and"]
 
 # Runs where s3bert cannot be imported, even if it is installed beside transformers: proves that first, then loads every

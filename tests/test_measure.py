@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert import S3BertConfig, S3BertForMaskedLM, S3BertModel
 from s3bert.measure import peak_flops, training_flops
 
 
@@ -32,6 +32,16 @@ def test_counting_leaves_weights_statistics_and_generators_alone():
     assert sparse < dense, "the decoder runs on labelled positions only"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_is_counted_is_the_arithmetic_of_the_form_that_runs():
+    inputs = {"input_ids": torch.randint(0, 50, (8, 64))}
+    flops = []
+    for attention, smoother in (("direct", "direct"), ("skip_kv", "direct"), ("low_rank", "direct"), ("auto", "auto")):
+        forms = dict(attention_form=attention, smoother_form=smoother, num_row_samples=2, num_column_samples=2)
+        flops.append(training_flops(S3BertModel(S3BertConfig(**SIZES, max_position_embeddings=64, **forms)), inputs))
+    assert flops == sorted(flops, reverse=True)
+    assert len(set(flops)) == 4, "auto folds the stem too"
 
 
 def test_a_cpus_peak_is_timed_and_says_so():

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from transformers import AutoModelForMaskedLM, BertTokenizer, set_seed
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertTokenizer, set_seed
 
 from s3bert import (
     S3BertConfig,
@@ -201,6 +203,7 @@ def test_resuming_with_other_data_order_is_refused(whole_run):
 
 HEADS = {
     "masked-lm": (S3BertForMaskedLM, {}),
+    "masked-lm-sparse": (S3BertForMaskedLM, {"sparse_prediction": True}),
     "classification": (S3BertForSequenceClassification, {"num_labels": 3}),
     "regression": (S3BertForSequenceClassification, {"num_labels": 1}),
     "tokens": (S3BertForTokenClassification, {"num_labels": 4}),
@@ -214,7 +217,7 @@ def _labelled_batch(kind: str) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     shape = (16, 2, 11) if kind == "multiple-choice" else (16, 11)
     batch = {"input_ids": torch.randint(5, 99, shape, generator=generator)}
-    if kind in ("masked-lm", "tokens"):
+    if kind in ("masked-lm", "masked-lm-sparse", "tokens"):
         labels = torch.randint(0, 4, shape, generator=generator)
         labels[torch.rand(shape, generator=generator) < torch.linspace(0.1, 0.9, 16)[:, None]] = -100
         return batch | {"labels": labels}
@@ -332,10 +335,120 @@ def test_early_stopping_waits_its_patience_and_saves(tmp_path):
     assert damage(tmp_path / "checkpoint-6") is None
 
 
-def test_a_compiled_run_gives_the_losses_of_an_eager_one(tmp_path):
+def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path):
     compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # inductor would take a minute
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     result = pretrain(tmp_path, NO_DROPOUT, max_train_steps=3, **compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert not torch._dynamo.utils.counters["graph_break"]
     eager = pretrain(tmp_path / "eager", NO_DROPOUT, max_train_steps=3)
     assert [record["loss"] for record in result.history if "loss" in record] == pytest.approx(
         [record["loss"] for record in eager.history if "loss" in record], rel=1e-4
     )
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the operations for which the host must wait for what a device computes: values read, shapes that depend on them."""
+
+    reads = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.reads += bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operation.tags))
+        return operation(*args, **(kwargs or {}))
+
+
+def small_bert() -> BertForMaskedLM:
+    """A model that, unlike S3BERT on CPU, does not look at its inputs' values."""
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=LENGTH,
+        )
+    )  # fmt: skip
+
+
+def test_the_loop_reads_nothing_from_the_device_between_two_log_records(tmp_path):
+    reads = []
+    for steps in (2, 7):
+        config = TrainingConfig(
+            output_dir=str(tmp_path / str(steps)), max_train_steps=steps, logging_steps=10, report_to="none",
+            per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        with CountReads() as counter:
+            train(small_bert(), MlmBatches(MadeUpBlocks(), Masking(tokenizer()), 4, seed=7), config)
+        reads.append(counter.reads)
+    assert reads[0] > 0, "the log record itself is read"
+    assert reads[0] == reads[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_on_the_gpu_never_waits_for_it(tmp_path):
+    steps = []
+
+    def watch(*_):
+        steps.append(len(steps) + 1)
+        if steps[-1] in (3, 6):  # the first steps allocate; the seventh logs
+            torch.cuda.set_sync_debug_mode("error" if steps[-1] == 3 else "default")
+
+    handle = register_optimizer_step_pre_hook(watch)
+    try:
+        pretrain(tmp_path, max_train_steps=7, logging_steps=7, save_steps=7, eval_steps=7)
+    finally:
+        handle.remove()
+        torch.cuda.set_sync_debug_mode("default")
+    assert steps[-1] == 7
+
+
+class WatchedBatches(MlmBatches):
+    """Batches that say which of them were asked for, and fail at one step."""
+
+    def __init__(self, failing_step: int | None = None):
+        super().__init__(MadeUpBlocks(), Masking(tokenizer()), batch_size=2, seed=7)
+        self.failing_step, self.asked = failing_step, [threading.Event() for _ in range(10)]
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        self.asked[step].set()
+        if step == self.failing_step:
+            raise OSError(f"the disk with step {step} is gone")
+        return super().__getitem__(step)
+
+
+def preparing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_the_next_batches_are_prepared_while_a_step_is_computed(tmp_path):
+    batches, early = WatchedBatches(), []
+    config = TrainingConfig(
+        output_dir=str(tmp_path), max_train_steps=5, per_device_train_batch_size=2, report_to="none"
+    )
+
+    def wait_for_the_next(*_):
+        following = min(len(early) + 1, 4)
+        early.append(batches.asked[following].wait(timeout=5))
+
+    handle = register_optimizer_step_pre_hook(wait_for_the_next)
+    train(small_bert(), batches, config)
+    handle.remove()
+    assert early == [True] * 5, "a step ends only when the next one's batch is under way"
+    assert not preparing_threads()
+
+
+def test_an_error_in_the_data_reaches_the_caller_after_the_steps_before_it(tmp_path):
+    config = TrainingConfig(
+        output_dir=str(tmp_path), max_train_steps=9, per_device_train_batch_size=2, logging_steps=1, report_to="none"
+    )
+    with pytest.raises(OSError, match="the disk with step 4 is gone"):
+        train(small_bert(), WatchedBatches(failing_step=4), config)
+    assert read_log(tmp_path / "log.jsonl")[-1]["step"] == 4
+    assert not preparing_threads()
+
+
+def test_worker_processes_prepare_the_same_batches(tmp_path):
+    runs = [
+        pretrain(tmp_path / str(workers), max_train_steps=6, dataloader_num_workers=workers).history
+        for workers in (0, 2)
+    ]
+    assert exact(runs[0]) == exact(runs[1])

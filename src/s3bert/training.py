@@ -7,10 +7,13 @@ number of processes may change between two resumes.
 """
 
 import contextlib
+import inspect
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, PartialState
-from accelerate.utils import parse_flag_from_env
+from accelerate.utils import parse_flag_from_env, send_to_device
 from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -50,9 +53,15 @@ logger = logging.getLogger(__name__)
 # What the Trainer exempts from weight decay: biases and every norm, the smoother's and skeleton attention's included.
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
+_STEPS_AHEAD = 2  # steps whose batches are prepared while the device computes
+_PREDICTIONS_MULTIPLE = 64  # labels of a micro-batch vary; bounds of them that are multiples of this make few shapes
+
 
 class Batches(Protocol):
-    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch on the CPU."""
+    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch on the CPU.
+
+    A thread reads it while the device computes, or `dataloader_num_workers` processes do.
+    """
 
     def __len__(self) -> int: ...
 
@@ -96,7 +105,7 @@ class TrainingConfig:
     torch_compile: bool = HfArg(help="compile the model (the first steps then take long)", default=False)
     torch_compile_backend: str = HfArg(help="what compiles it, as in torch.compile", default="inductor")
     activation_checkpointing: bool = HfArg(help="recompute activations in backward to save memory", default=False)
-    dataloader_num_workers: int = HfArg(help="processes that prepare batches ahead", default=0)
+    dataloader_num_workers: int = HfArg(help="processes that prepare batches ahead; 0 for a thread", default=0)
     ddp_find_unused_parameters: bool = HfArg(help="for models with parameters a loss does not reach", default=False)
     report_to: str = HfArg(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
     early_stopping_patience: int = HfArg(help="evaluations without a better result before stopping; 0 never", default=0)
@@ -150,16 +159,21 @@ class _Progress:
 
 
 class _MicroBatches(Dataset):
-    """The part of each step's global batch that falls to this process, in micro-batches with their weights."""
+    """The part of each step's global batch that falls to this process, in micro-batches with their weights.
 
-    def __init__(self, batches: Batches, config: TrainingConfig, process: int, processes: int):
+    A model whose `forward` takes `max_predictions` gets it: the labels were counted here, so it need not count them on
+    the device.
+    """
+
+    def __init__(self, batches: Batches, config: TrainingConfig, process: int, processes: int, model: nn.Module):
         self.batches = batches
         self.size = config.per_device_train_batch_size
         self.count = config.gradient_accumulation_steps
         self.process = process
         self.processes = processes
+        self.bounds_predictions = "max_predictions" in inspect.signature(model.forward).parameters
 
-    def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, torch.Tensor], float]], int]:
+    def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, Any], float]], int]:
         """[(micro-batch, its share of the step's labelled items)], tokens of the global batch."""
         batch = self.batches[step]
         rows = len(next(iter(batch.values())))
@@ -172,17 +186,40 @@ class _MicroBatches(Dataset):
         parts = []
         for i in range(self.count):
             start = (i * self.processes + self.process) * self.size
-            part = {name: tensor[start : start + self.size] for name, tensor in batch.items()}
-            parts.append((part, _labelled_items(part) / items))
-        tokens = batch["attention_mask"].sum() if "attention_mask" in batch else batch["input_ids"].numel()
-        return parts, int(tokens)
+            part: dict[str, Any] = {name: tensor[start : start + self.size] for name, tensor in batch.items()}
+            labelled = _labelled_items(part)
+            if self.bounds_predictions and "labels" in part:
+                bound = -(-labelled // _PREDICTIONS_MULTIPLE) * _PREDICTIONS_MULTIPLE
+                part["max_predictions"] = min(bound, part["labels"].numel())
+            parts.append((part, labelled / items))
+        return parts, _tokens(batch)
 
 
 def _labelled_items(batch: dict[str, torch.Tensor]) -> int:
     """How many items a model's mean loss averages over: labels that are not -100, or sequences."""
     if "labels" in batch:
-        return max(1, int((batch["labels"] != -100).sum()))
+        return max(1, int(np.count_nonzero(batch["labels"].numpy() != -100)))  # torch would take the training's threads
     return len(next(iter(batch.values())))
+
+
+def _tokens(batch: dict[str, torch.Tensor]) -> int:
+    """Tokens of a batch without padding."""
+    if "attention_mask" in batch:
+        return int(np.count_nonzero(batch["attention_mask"].numpy()))
+    return batch["input_ids"].numel()
+
+
+def _ahead(batches: Iterable) -> Iterator:
+    """The same in the same order, the next ones prepared meanwhile by a thread, which ends when the iterator is closed."""
+    iterator = iter(batches)
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    pending = deque(thread.submit(next, iterator, None) for _ in range(_STEPS_AHEAD))
+    try:
+        while (batch := pending.popleft().result()) is not None:
+            pending.append(thread.submit(next, iterator, None))
+            yield batch
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def train(
@@ -229,14 +266,12 @@ class _Run:
         self.checkpoint = self._checkpoint_to_resume()
         states = self._load(model, self.checkpoint) if self.checkpoint else None
 
-        self.flops = self._flops_per_step(model)
+        self.flops = self._flops_per_token(model)
         if config.activation_checkpointing:
             # transformers 5.17 knows only the older name.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         if config.torch_compile:
-            # Labelled positions are as many as chance makes them: with sparse prediction the head stays uncompiled.
-            sparse = getattr(model.config, "sparse_prediction", False)
-            (model.base_model if sparse else model).compile(backend=config.torch_compile_backend)
+            model.compile(backend=config.torch_compile_backend)
         optimizer = self._optimizer(model)
         self.plain_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
@@ -258,7 +293,7 @@ class _Run:
     def train(self) -> TrainingResult:
         progress, config = self.progress, self.config
         micro_batches = _MicroBatches(
-            self.batches, config, self.accelerator.process_index, self.accelerator.num_processes
+            self.batches, config, self.accelerator.process_index, self.accelerator.num_processes, self.plain_model
         )
         loader = DataLoader(
             micro_batches,
@@ -273,31 +308,32 @@ class _Run:
         bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
         self.model.train()
         stopped, clock = False, time.perf_counter()
-        for parts, tokens in loader:
-            self._step(parts)
-            progress.step += 1
-            progress.tokens += tokens
-            progress.window_tokens += tokens
-            progress.window_steps += 1
-            bar.update()
-            last = progress.step == self.total_steps
-            evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
-            saves = last or (config.save_steps and progress.step % config.save_steps == 0)
-            logs = last or progress.step % config.logging_steps == 0
-            if logs or evaluates or saves:
-                self._collect_losses()
-                elapsed = time.perf_counter() - clock
-                progress.seconds += elapsed
-                progress.window_seconds += elapsed
-                if logs:
-                    bar.set_postfix(self._log_training())
-                if evaluates:
-                    stopped = self._evaluate()
-                if saves or stopped:
-                    self._save_checkpoint()
-                clock = time.perf_counter()
-            if stopped:
-                break
+        with contextlib.closing(_ahead(loader)) as steps:
+            for parts, tokens in steps:
+                self._step(parts)
+                progress.step += 1
+                progress.tokens += tokens
+                progress.window_tokens += tokens
+                progress.window_steps += 1
+                bar.update()
+                last = progress.step == self.total_steps
+                evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
+                saves = last or (config.save_steps and progress.step % config.save_steps == 0)
+                logs = last or progress.step % config.logging_steps == 0
+                if logs or evaluates or saves:
+                    self._collect_losses()
+                    elapsed = time.perf_counter() - clock
+                    progress.seconds += elapsed
+                    progress.window_seconds += elapsed
+                    if logs:
+                        bar.set_postfix(self._log_training())
+                    if evaluates:
+                        stopped = self._evaluate()
+                    if saves or stopped:
+                        self._save_checkpoint()
+                    clock = time.perf_counter()
+                if stopped:
+                    break
         bar.close()
         for tracker in self.accelerator.trackers:  # not end_training(), which also ends the group of processes
             tracker.finish()
@@ -321,7 +357,7 @@ class _Run:
             # Seeded afresh, dropout needs no generator state in a checkpoint and evaluations cannot disturb it.
             words = np.random.SeedSequence([config.seed, self.progress.step, i, accelerator.process_index])
             torch.manual_seed(int(words.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-            batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+            batch = send_to_device(batch, accelerator.device, non_blocking=True)
             last = i == len(parts) - 1
             with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
                 loss = self.model(**batch).loss
@@ -337,7 +373,7 @@ class _Run:
         self.scheduler.step()
         self.optimizer.zero_grad()
         self.window += loss_sum
-        self.first_bad_step = torch.where(bad & (self.first_bad_step < 0), self.progress.step + 1, self.first_bad_step)
+        self.first_bad_step.masked_fill_(bad & (self.first_bad_step < 0), self.progress.step + 1)
 
     def _collect_losses(self) -> None:
         """Moves the losses since the last call from the devices to the progress; the only regular wait for a device."""
@@ -370,7 +406,7 @@ class _Run:
         if self.config.max_grad_norm:
             record["grad_norm"] = float(self.grad_norm)
         flops, peak = self.flops
-        record["mfu"] = round(flops * progress.window_steps / max(progress.window_seconds, 1e-9) / peak, 4)
+        record["mfu"] = round(flops * speed / peak, 4)
         self._write(record)
         progress.window_loss = progress.window_seconds = 0.0
         progress.window_steps = progress.window_tokens = 0
@@ -418,16 +454,21 @@ class _Run:
             fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"),
         )
 
-    def _flops_per_step(self, model: nn.Module) -> tuple[float, float]:
-        """FLOPs of a step on all processes, and the peak of their devices together."""
-        batch = self.batches[0]
-        rows = len(next(iter(batch.values())))
-        few = min(rows, 2)
-        flops = training_flops(model, {name: tensor[:few].to(model.device) for name, tensor in batch.items()})
+    def _flops_per_token(self, model: nn.Module) -> tuple[float, float]:
+        """FLOPs of training on a token, and the peak of all processes' devices together.
+
+        Counted on a whole micro-batch, as its shape decides what a model computes; arithmetic on padding is nobody's token.
+        """
+        rows = self.config.per_device_train_batch_size
+        batch = {name: tensor[:rows] for name, tensor in self.batches[0].items()}
+        model.to(self.accelerator.device)
+        with self.accelerator.autocast():
+            flops = training_flops(model, send_to_device(batch, self.accelerator.device))
+        positions = batch.get("attention_mask", batch.get("input_ids")).numel()
         peak, source = peak_flops(self.accelerator.device)
         if self.main:
             logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
-        return flops * rows / few, peak * self.accelerator.num_processes
+        return flops / positions, peak * self.accelerator.num_processes
 
     def _checkpoint_to_resume(self) -> Path | None:
         config = self.config

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from s3bert.models.mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother
+from s3bert.models.mixer_s3 import SkeletonAttention, Smoother
+from s3bert.models.position_norm import PositionBatchNorm
 
 
 HIDDEN, SEGMENTS, HEADS = 12, 4, 2

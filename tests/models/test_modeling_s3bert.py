@@ -611,8 +611,10 @@ def test_every_parameter_gets_a_gradient_under_every_head(build_model, make_batc
     output = model(**batch)
     loss = output.loss if "loss" in output else output.last_hidden_state.square().sum() + output.pooler_output.sum()
     loss.backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert not without
+    without = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
+    # What is added to every choice alike changes nothing: rounding decides whether that gradient is exactly 0.
+    assert without <= ({"classifier.bias"} if head == "multiple_choice" else set())
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_wrapping_policies_find_the_layer_they_must_not_split(build_model):

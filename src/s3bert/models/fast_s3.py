@@ -15,6 +15,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .numerics import at_least_float32, zero_padding
@@ -73,6 +74,13 @@ def fft_length(length: int, max_length: int) -> int:
                 return candidate
         points *= 2
     return max_length
+
+
+def transform_means(means: torch.Tensor, points: int) -> torch.Tensor:
+    """The Fourier transform (F, B, r, 2) of segment means (B, S, r) along their length, M points long."""
+    # Explicit padding, and real pairs as soon as they can be: what export and compilers support.
+    padded = F.pad(means.transpose(1, 2), (0, points - means.shape[1]))  # (B, r, M)
+    return torch.view_as_real(torch.fft.rfft(padded)).permute(2, 0, 1, 3)
 
 
 def short_spectrum(kernel: torch.Tensor, max_length: int, points: int) -> torch.Tensor:
@@ -178,39 +186,105 @@ def waves(places: torch.Tensor, points: int, dtype: torch.dtype) -> tuple[torch.
 def inverse_weights(points: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """What each of the F frequencies counts in the inverse transform: 2 / M, and 1 / M where it has no mirror image."""
     frequencies = torch.arange(points // 2 + 1, device=device)
-    return torch.where((frequencies == 0) | (2 * frequencies == points), 1 / points, 2 / points).to(dtype)
+    alone = (frequencies == 0) | (2 * frequencies == points)
+    return (2 - alone.to(dtype)) / points
 
 
-def convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The stem's `Conv1d` of kernel 3 and padding 1 on (B, S, C) -> (B, S, H), in the layout that runs fastest.
+def multiply_pairs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of complex numbers held as pairs (..., 2), as a complex tensor."""
+    if not torch.compiler.is_compiling():
+        return torch.view_as_complex(left) * torch.view_as_complex(right)
+    # Compilers and exporters generate no complex arithmetic.
+    real = left[..., 0] * right[..., 0] - left[..., 1] * right[..., 1]
+    imaginary = left[..., 0] * right[..., 1] + left[..., 1] * right[..., 0]
+    return torch.complex(real, imaginary)
 
-    As a convolution of images one token high, whose channels lie last in memory anyway, it needs no copy. The gradient of
-    its weight is spread over sequences, though: with few of them, channels first is faster.
+
+def real_convolution(means: torch.Tensor, kernel: torch.Tensor, points: int) -> torch.Tensor:
+    """The Fourier convolution in real matrix products: means (B, S, r) and a filter (F, 1, r, d, 2) to (S, B, H)."""
+    batch, length, num_segments = means.shape
+    cosine, sine = waves(torch.arange(length, device=means.device), points, means.dtype)  # (F, S)
+    rows = means.transpose(0, 1).flatten(1)  # (S, B r)
+    real, imaginary = ((wave @ rows).view(-1, batch, num_segments, 1) for wave in (cosine, -sine))  # (F, B, r, 1)
+    weights = inverse_weights(points, means.dtype, means.device)[:, None]
+    product_real = (real * kernel[..., 0] - imaginary * kernel[..., 1]).flatten(1) * weights  # (F, B H)
+    product_imaginary = (real * kernel[..., 1] + imaginary * kernel[..., 0]).flatten(1) * weights
+    return (cosine.T @ product_real - sine.T @ product_imaginary).view(length, batch, -1)
+
+
+def convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A `Conv1d` of kernel 3 and padding 1 on (B, S, C) -> (B, S, H), in the layout that runs fastest.
+
+    As a convolution of images one token high, whose channels lie last in memory anyway, it needs no copy.
     """
-    inputs = inputs.transpose(1, 2)
-    if inputs.shape[0] < 4 and torch.is_grad_enabled() and weight.requires_grad:
-        return F.conv1d(inputs.contiguous(), weight, bias, padding=1).transpose(1, 2)
-    return F.conv2d(inputs[:, :, None], weight[:, :, None], bias, padding=(0, 1))[:, :, 0].transpose(1, 2)
+    if torch.compiler.is_exporting():  # what follows looks at sizes, which are symbols then
+        return F.conv1d(inputs.transpose(1, 2), weight, bias, padding=1).transpose(1, 2)
+    few = inputs.shape[0] < 4 and inputs.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    if few and torch.is_grad_enabled() and weight.requires_grad:
+        return _ConvolutionOfFew.apply(inputs, weight, bias)
+    return _convolve(inputs, weight, bias)
 
 
-def project_columns(
-    hidden_states: torch.Tensor, layers: tuple[nn.Linear, ...], columns: torch.Tensor, num_heads: int
+def _convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    # Reshaped twice, for a copy where it is needed and the usual strides where it is not: they decide the output's layout.
+    inputs = inputs.reshape(-1, inputs.shape[2]).view(inputs.shape)
+    image = inputs.transpose(1, 2).unsqueeze(2)  # (B, C, 1, S), channels last in memory
+    return F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, 1)).squeeze(2).transpose(1, 2)
+
+
+class _ConvolutionOfFew(torch.autograd.Function):
+    """`_convolve` for few long sequences: the library spreads the gradient of a convolution's weight over sequences."""
+
+    @staticmethod
+    def forward(ctx, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.biased = bias is not None
+        return _convolve(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        inputs, weight = ctx.saved_tensors
+        # Backwards through the convolution is the convolution with the kernel reversed, and its channels exchanged.
+        inner = _convolve(gradient, weight.flip(2).transpose(0, 1))
+        rows, columns = gradient.transpose(1, 2), inputs  # (B, H, S), (B, S, C)
+        taps = (
+            torch.bmm(rows[..., 1:], columns[:, :-1]),
+            torch.bmm(rows, columns),
+            torch.bmm(rows[..., :-1], columns[:, 1:]),
+        )
+        return inner, torch.stack([tap.sum(0) for tap in taps], -1), gradient.sum((0, 1)) if ctx.biased else None
+
+
+def read_tokens(
+    hidden_states: torch.Tensor, readers: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> tuple[torch.Tensor, ...]:
-    """Channels `columns` (s2) of each head of linear layers, (B, h, s2, S) each, computing no others."""
-    weights = [layer.weight.unflatten(0, (num_heads, -1)).index_select(1, columns).flatten(0, 1) for layer in layers]
-    biases = [layer.bias.unflatten(0, (num_heads, -1)).index_select(1, columns).flatten() for layer in layers]
-    weight = torch.cat(weights).expand(hidden_states.shape[0], -1, -1)  # (B, L h s2, H)
-    projected = torch.baddbmm(torch.cat(biases)[:, None], weight, hidden_states.transpose(1, 2))
-    return projected.unflatten(1, (len(layers), num_heads, columns.numel())).unbind(1)
+    """What several readers see in each token, (B, n, S) each, as one product.
+
+    A reader is weights (n, H) or (B, n, H) and offsets (n, 1) or (B, n, 1).
+    """
+    batch = hidden_states.shape[0]
+    weights = torch.cat([weight.expand(batch, -1, -1) for weight, _ in readers], 1)
+    offsets = torch.cat([offset.expand(batch, -1, -1) for _, offset in readers], 1)
+    # Tokens first, so that their gradient comes in their own layout; then with tokens last, which suits all that follows.
+    seen = torch.baddbmm(offsets.transpose(1, 2), hidden_states, weights.transpose(1, 2)).transpose(1, 2).contiguous()
+    return seen.split([weight.shape[-2] for weight, _ in readers], 1)
 
 
-def low_rank_row_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear) -> torch.Tensor:
-    """K1 Q^T, (B, h, s1, S), of tokens (B, S, H) against keys of landmark tokens (B, h, s1, p)."""
+def column_reader(layer: nn.Linear, columns: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear layer's channels `columns` (s2) of each head, as a reader of h s2 rows."""
+    weight, bias = (
+        tensor.unflatten(0, (num_heads, -1)).index_select(1, columns) for tensor in (layer.weight, layer.bias)
+    )
+    return weight.flatten(0, 1), bias.view(-1, 1)
+
+
+def row_score_reader(keys: torch.Tensor, query: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """K1 Q^T for keys of landmark tokens (B, h, s1, p), as a reader of h s1 rows."""
     num_heads = keys.shape[1]
-    directions = _by_head(keys, query.weight.unflatten(0, (num_heads, -1))).flatten(1, 2)  # (B, h s1, H)
-    offsets = (keys @ query.bias.view(num_heads, -1, 1)).flatten(1, 2)  # (B, h s1, 1)
-    scores = torch.baddbmm(offsets, directions, hidden_states.transpose(1, 2))
-    return scores.unflatten(1, (num_heads, -1))
+    weights = _by_head(keys, query.weight.unflatten(0, (num_heads, -1)))  # (B, h, s1, H)
+    offsets = keys @ query.bias.view(num_heads, -1, 1)  # (B, h, s1, 1)
+    return weights.flatten(1, 2), offsets.flatten(1, 2)
 
 
 def low_rank_column_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear) -> torch.Tensor:
@@ -278,6 +352,6 @@ def _block_diagonal(blocks: torch.Tensor) -> torch.Tensor:
 
 def _by_head(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """(B, h, s, m) times a matrix of each head (h, m, n): (B, h, s, n)."""
-    batch, num_heads, count, _ = rows.shape
+    batch, _, count, _ = rows.shape
     product = torch.bmm(rows.transpose(0, 1).flatten(1, 2), weights)  # (h, B s, n)
     return product.unflatten(1, (batch, count)).transpose(0, 1)

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -22,121 +21,23 @@ from .fast_s3 import (
     SMOOTHER_FORMS,
     cheapest_attention_form,
     cheapest_smoother_form,
+    column_reader,
     convolve,
     fft_length,
     fold_stem,
     folded_stem,
-    inverse_weights,
     is_plain,
     low_rank_column_scores,
-    low_rank_row_scores,
-    project_columns,
+    multiply_pairs,
     projected_mixture,
+    read_tokens,
+    real_convolution,
+    row_score_reader,
     short_spectrum,
-    waves,
+    transform_means,
 )
 from .numerics import at_least_float32, zero_padding
-
-
-def repeat_cyclically(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    """(N, ...) -> (length, ...), row t being row t mod N."""
-    return tensor[torch.arange(length, device=tensor.device) % tensor.shape[0]]
-
-
-def _in_recomputation() -> bool:
-    """Whether this forward is gradient checkpointing's second pass, which runs inside backward."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """Sums a tensor over all processes; each process's gradient reaches all of them, so backward sums too."""
-
-    @staticmethod
-    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
-
-
-class PositionBatchNorm(nn.Module):
-    """BatchNorm per position, over batch and channels (Algorithm 2's `BatchNorm1d(seq_len)` on (B, S, H)), with a mask.
-
-    Statistics count real tokens only. A position no sequence of the batch reaches keeps its running statistics, which
-    normalise it. With several processes the training statistics are those of all of them together, so that the result
-    does not depend on how a batch is spread; gradient accumulation still sees one micro-batch at a time. The second pass
-    of gradient checkpointing does not update the running statistics again.
-
-    Args:
-        max_length: N, number of positions.
-        eps, momentum: as in `torch.nn.BatchNorm1d`.
-    """
-
-    def __init__(self, max_length: int, eps: float = 1e-5, momentum: float = 0.1):
-        super().__init__()
-        self.eps = eps
-        self.momentum = momentum
-        self.weight = nn.Parameter(torch.ones(max_length))
-        self.bias = nn.Parameter(torch.zeros(max_length))
-        self.register_buffer("running_mean", torch.zeros(max_length))
-        self.register_buffer("running_var", torch.ones(max_length))
-
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        length = hidden_states.shape[1]
-        inputs = at_least_float32(hidden_states)
-        mean = self.running_mean[:length].to(inputs.dtype)  # (S)
-        variance = self.running_var[:length].to(inputs.dtype)
-        if self.training:
-            mean, variance = self._batch_statistics(inputs, mask, mean, variance)
-        scale = self.weight[:length].to(inputs.dtype) * torch.rsqrt(variance + self.eps)
-        shift = self.bias[:length].to(inputs.dtype) - mean * scale
-        return torch.addcmul(shift[:, None], inputs, scale[:, None]).to(hidden_states.dtype)
-
-    @torch.no_grad()
-    def resize(self, length: int) -> None:
-        """Gives the norm `length` positions, in place: parameters and statistics repeat cyclically, or are cropped."""
-        for name in ("weight", "bias"):
-            parameter = getattr(self, name)
-            setattr(self, name, nn.Parameter(repeat_cyclically(parameter, length), parameter.requires_grad))
-        for name in ("running_mean", "running_var"):
-            setattr(self, name, repeat_cyclically(getattr(self, name), length))
-
-    def _batch_statistics(
-        self, inputs: torch.Tensor, mask: torch.Tensor | None, running_mean: torch.Tensor, running_var: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and biased variance (S) over the batch's real tokens; updates the running statistics."""
-        length, hidden = inputs.shape[1:]
-        # Each token's own mean and squares first, joined over tokens afterwards: no second tensor of this size is kept.
-        squares, means = torch.var_mean(inputs, dim=2, correction=0)  # (B, S)
-        real = torch.ones_like(means) if mask is None else mask.to(means.dtype)
-        means, squares = zero_padding(means, mask), zero_padding(squares, mask) * hidden
-        count, total = self._over_processes(real.sum(0) * hidden, means.sum(0) * hidden)
-        mean = total / count.clamp(min=1)
-        squares = squares + hidden * real * (means - mean).square()
-        (squares,) = self._over_processes(squares.sum(0))
-        variance = squares / count.clamp(min=1)
-
-        reached = count > 0
-        if not _in_recomputation():
-            with torch.no_grad():
-                weight = (reached * self.momentum).to(self.running_mean.dtype)
-                unbiased = squares / (count - 1).clamp(min=1)
-                self.running_mean[:length].lerp_(mean.to(weight.dtype), weight)
-                self.running_var[:length].lerp_(unbiased.to(weight.dtype), weight)
-        return torch.where(reached, mean, running_mean), torch.where(reached, variance, running_var)
-
-    def _over_processes(self, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Sums each (S) tensor over all processes; differentiable. Processes may hold different lengths S up to N."""
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return statistics
-        length, max_length = statistics[0].numel(), self.weight.numel()
-        padded = torch.stack([F.pad(statistic, (0, max_length - length)) for statistic in statistics])
-        return _SumOverProcesses.apply(padded)[:, :length].unbind()
+from .position_norm import PositionBatchNorm
 
 
 class Smoother(nn.Module):
@@ -200,7 +101,7 @@ class Smoother(nn.Module):
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, contiguous: bool = False
     ) -> torch.Tensor:
         """(B, S, H) -> (B, S, H); `contiguous` promises that the mask gives each sequence one run of real tokens."""
-        batch, length, hidden = hidden_states.shape
+        batch, length, _ = hidden_states.shape
         if length > self.max_length:
             raise ValueError(
                 f"The sequence has {length} tokens and the smoother's filter spans {self.max_length}: "
@@ -217,12 +118,8 @@ class Smoother(nn.Module):
                 smoothed = zero_padding(self.fourier_convolution(hidden_states, points), mask)
             if not self.use_convolution_stem:
                 return smoothed
-            features = torch.cat((smoothed, hidden_states), -1) if self.use_fourier_convolution else hidden_states
-            if form == "direct":
-                features = self.stem(features.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
-            else:
-                features = convolve(features, self.stem.weight, self.stem.bias)
-        return self.dropout(F.relu(self._normalise(features, mask), inplace=True))
+            features = self._stem(form, smoothed, hidden_states)
+        return self.dropout(F.relu(self._normalise(features, mask)))
 
     def fourier_convolution(self, hidden_states: torch.Tensor, points: int | None = None) -> torch.Tensor:
         """Equations 3 and 4: each channel is its segment's mean under the channel's own N-long circular filter.
@@ -231,36 +128,39 @@ class Smoother(nn.Module):
         """
         length, points = hidden_states.shape[1], points or self.max_length
         with torch.autocast(hidden_states.device.type, enabled=False):
-            means = self._segment_means(at_least_float32(hidden_states)).transpose(1, 2)  # (B, r, S), eq. 4
+            means = self._segment_means(at_least_float32(hidden_states))  # (B, S, r), eq. 4
             kernel = short_spectrum(self.filter.to(means.dtype), self.max_length, points)  # (F, H, 2)
-            kernel = kernel.permute(1, 0, 2).unflatten(0, (self.num_segments, -1))  # (r, H/r, F, 2)
-            # Explicit padding, and complex numbers as pairs until the inverse: what export and compilers support. Time
-            # comes last because that is how the FFT lays its output out anyway.
-            if self.fourier_impl == "fft":
-                spectrum = torch.view_as_real(torch.fft.rfft(F.pad(means, (0, points - length))))  # (B, r, F, 2)
+            kernel = kernel.unflatten(1, (1, self.num_segments, -1))  # (F, 1, r, H/r, 2)
+            if self.fourier_impl == "matmul":
+                smoothed = real_convolution(means, kernel, points).transpose(0, 1)  # (B, S, H)
             else:
-                cosine, sine = waves(torch.arange(length, device=means.device), points, means.dtype)  # (F, S)
-                spectrum = torch.stack((means @ cosine.T, -means @ sine.T), -1)
-            spectrum = spectrum[:, :, None]  # (B, r, 1, F, 2)
-            real = spectrum[..., 0] * kernel[..., 0] - spectrum[..., 1] * kernel[..., 1]  # (B, r, H/r, F)
-            imaginary = spectrum[..., 0] * kernel[..., 1] + spectrum[..., 1] * kernel[..., 0]
-            real, imaginary = real.flatten(1, 2), imaginary.flatten(1, 2)  # (B, H, F)
-            if self.fourier_impl == "fft":
-                smoothed = torch.fft.irfft(torch.complex(real, imaginary), n=points)  # (B, H, M), eq. 3
-                smoothed = smoothed.transpose(1, 2)[:, :length]
-            else:
-                weights = inverse_weights(points, means.dtype, means.device)  # (F)
-                smoothed = ((real * weights) @ cosine - (imaginary * weights) @ sine).transpose(1, 2)
+                spectrum = transform_means(means, points)[:, :, :, None]  # (F, B, r, 1, 2)
+                product = multiply_pairs(spectrum, kernel).flatten(2)  # (F, B, H)
+                smoothed = torch.fft.irfft(product, n=points, dim=0).transpose(0, 1)[:, :length]  # eq. 3
         return smoothed.to(hidden_states.dtype)
 
+    def _stem(self, form: str, smoothed: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The convolution over [m; x], or over x alone where there is no m, (B, S, H)."""
+        if form == "direct":
+            both = torch.cat((smoothed, hidden_states), -1) if self.use_fourier_convolution else hidden_states
+            return self.stem(both.transpose(1, 2)).transpose(1, 2)
+        weight, bias = self.stem.weight, self.stem.bias
+        if not self.use_fourier_convolution:
+            return convolve(hidden_states, weight, bias)
+        filtered, passed = weight.chunk(2, 1)  # the parts that read m and x
+        return convolve(smoothed, filtered) + convolve(hidden_states, passed, bias)
+
     def _segment_means(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states.unflatten(-1, (self.num_segments, -1)).mean(-1)  # (B, S, r)
+        segments = hidden_states.unflatten(-1, (self.num_segments, -1))
+        return segments.sum(-1) / segments.shape[-1]  # (B, S, r); the division after the sum is cheaper backward
 
     def _form(self, batch: int, length: int, contiguous: bool) -> tuple[str, int]:
         """How to compute, and the points of the FFT."""
         if self.form == "direct" or (self.use_convolution_stem and not is_plain(self.stem, nn.Conv1d)):
             return "direct", self.max_length
-        if torch.compiler.is_exporting():  # one graph for all lengths
+        if (
+            self.fourier_impl == "matmul" or torch.compiler.is_exporting()
+        ):  # no FFT to shorten; one graph for all lengths
             return "short", self.max_length
         points = fft_length(length, self.max_length)
         if not (contiguous and self._foldable()):
@@ -286,21 +186,19 @@ class Smoother(nn.Module):
         return tuple(number for weight in weights for number in (weight._version, weight.data_ptr()))
 
     def _folded_stem(self, hidden_states: torch.Tensor, mask: torch.Tensor | None, points: int) -> torch.Tensor:
-        hidden = hidden_states.shape[-1]
-        weight, bias = self.stem.weight, self.stem.bias
-        features = convolve(hidden_states, weight[:, hidden:], bias)
+        filtered, passed = self.stem.weight.chunk(2, 1)  # the parts that read the filter's output and its input
+        features = convolve(hidden_states, passed, self.stem.bias)
         if self._keeps(points):
             spectrum, folded = getattr(self, f"spectrum_{points}"), getattr(self, f"folded_{points}")
         else:
-            spectrum, folded = self._fold(points)
+            spectrum, folded = self._fold(filtered, points)
         means = self._segment_means(at_least_float32(hidden_states))
-        return folded_stem(features, means, spectrum, folded, weight[:, :hidden], points, mask)
+        return folded_stem(features, means, spectrum, folded, filtered, points, mask)
 
-    def _fold(self, points: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fold(self, stem_weight: torch.Tensor, points: int) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self.filter.device.type, enabled=False):
             spectrum = short_spectrum(self.filter, self.max_length, points)
-        hidden = spectrum.shape[1]
-        return spectrum, fold_stem(spectrum, self.stem.weight[:, :hidden], self.num_segments, points)
+        return spectrum, fold_stem(spectrum, stem_weight, self.num_segments, points)
 
     @torch.no_grad()
     def fold(self, length: int) -> None:
@@ -312,7 +210,7 @@ class Smoother(nn.Module):
         if not self._foldable():
             return
         points = fft_length(length, self.max_length)
-        for name, tensor in zip(("spectrum", "folded"), self._fold(points)):
+        for name, tensor in zip(("spectrum", "folded"), self._fold(self.stem.weight.chunk(2, 1)[0], points)):
             self.register_buffer(f"{name}_{points}", tensor.contiguous(), persistent=False)
         self._kept[points] = self._versions()
 
@@ -484,8 +382,8 @@ class SkeletonAttention(nn.Module):
             key, value = key[..., columns], value[..., columns]  # (B, h, S, s2)
         else:
             landmark_key, landmark_value = self._landmark_states(hidden_states, places)
-            key, value = project_columns(hidden_states, (self.key, self.value), columns, self.num_heads)
-            key, value = key.transpose(2, 3), value.transpose(2, 3)  # (B, h, S, s2)
+            readers = [column_reader(layer, columns, self.num_heads) for layer in (self.key, self.value)]
+            key, value = (self._sampled(seen).transpose(2, 3) for seen in read_tokens(hidden_states, readers))
         mixed, row_weights = [], None
         if self.use_row_attention:
             row, row_weights = self._row_attention(query, landmark_key, landmark_value, ~counts)
@@ -569,19 +467,22 @@ class SkeletonAttention(nn.Module):
 
     def _low_rank_attention(self, hidden_states, mask, lengths, places, excluded, columns, projection):
         """`forward` by the low-rank form, in which tokens meet only the s1 + s2 vectors a head that they mix."""
+        readers = []
+        if self.use_row_attention:
+            landmark_key, landmark_value = self._landmark_states(hidden_states, places)  # (B, h, s1, p)
+            readers.append(row_score_reader(landmark_key / math.sqrt(self.head_size), self.query))
+        if self.use_column_attention:
+            readers += [column_reader(layer, columns, self.num_heads) for layer in (self.key, self.value)]
+        seen = [self._sampled(tokens) for tokens in read_tokens(hidden_states, readers)]  # (B, h, s, S) each
         coefficients, vectors, norms, row_weights = [], [], [], None
         if self.use_row_attention:
-            key, value = self._landmark_states(hidden_states, places)  # (B, h, s1, p)
-            scores = low_rank_row_scores(hidden_states, key / math.sqrt(self.head_size), self.query)
-            weights = _softmax_without(scores, excluded[:, None, :, None], dim=2)  # (B, h, s1, S)
+            weights = _softmax_without(seen.pop(0), excluded[:, None, :, None], dim=2)  # (B, h, s1, S)
             row_weights = weights.transpose(2, 3)
             coefficients.append(self.dropout(weights))
-            vectors.append(value)
+            vectors.append(landmark_value)
             norms.append(self.row_norm)
         if self.use_column_attention:
-            key, value = project_columns(
-                hidden_states, (self.key, self.value), columns, self.num_heads
-            )  # (B, h, s2, S)
+            key, value = seen
             if mask is not None:
                 key = key.masked_fill(~mask[:, None, None], 0)
             key = key * lengths.clamp(min=1).to(key.dtype).rsqrt()[:, :, None, None]
@@ -591,6 +492,9 @@ class SkeletonAttention(nn.Module):
             vectors.append(weights.to(value.dtype))
             norms.append(self.column_norm)
         return projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
+
+    def _sampled(self, seen: torch.Tensor) -> torch.Tensor:
+        return seen.unflatten(1, (self.num_heads, -1))  # (B, h, s, S)
 
 
 def _softmax_without(scores: torch.Tensor, excluded: torch.Tensor, dim: int) -> torch.Tensor:

@@ -34,8 +34,9 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_s3bert import S3BertConfig
-from .mixer_s3 import PositionBatchNorm, SkeletonAttention, Smoother, repeat_cyclically
+from .mixer_s3 import SkeletonAttention, Smoother
 from .numerics import at_least_float32
+from .position_norm import PositionBatchNorm, repeat_cyclically
 
 
 logger = logging.get_logger(__name__)

@@ -1,0 +1,156 @@
+"""S3BERT outside eager PyTorch: `torch.export` and ONNX for any batch and length, and `torch.compile` in one graph."""
+
+import copy
+from collections.abc import Iterator
+
+import onnx
+import onnxruntime
+import pytest
+import reference
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+
+LENGTH = 16  # N of the tiny models
+SIZES = [(1, 1), (1, LENGTH), (2, 9), (3, 4), (5, LENGTH - 1), (4, LENGTH)]
+
+
+def batches(masked: bool) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of every size; with masks of padding on the right and left, with holes, and of a sentence without a word."""
+    generator = torch.Generator().manual_seed(3)
+    for batch_size, length in SIZES:
+        ids = torch.randint(0, 61, (batch_size, length), generator=generator)
+        if not masked:
+            yield {"input_ids": ids}
+            continue
+        lengths = torch.randint(1, length + 1, (batch_size, 1), generator=generator)
+        right = (torch.arange(length) < lengths).long()
+        holes = (torch.rand(batch_size, length, generator=generator) < 0.5).long()
+        holes[:, length // 2] = 1
+        empty = torch.ones_like(ids)
+        empty[0] = 0
+        for mask in (right, right.flip(1), holes, empty):
+            yield {"input_ids": ids, "attention_mask": mask}
+
+
+def example(masked: bool) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, Dim]]]:
+    """What a model is traced with, and which of its sizes are free."""
+    inputs = {"input_ids": torch.ones(3, 9, dtype=torch.long)}
+    if masked:
+        inputs["attention_mask"] = torch.ones(3, 9, dtype=torch.long)
+    free = {0: Dim("batch", min=1, max=64), 1: Dim("length", min=1, max=LENGTH)}
+    return inputs, dict.fromkeys(inputs, free)
+
+
+def export(model: nn.Module, masked: bool, strict: bool = False) -> ExportedProgram:
+    inputs, sizes = example(masked)
+    return torch.export.export(model, (), inputs, dynamic_shapes=sizes, strict=strict)
+
+
+def assert_equal_to_eager(run, model: nn.Module, masked: bool):
+    """Every output of `run` within 1e-5 of the model in float64, or 3 times as far from it as eager float32 is."""
+    exact = copy.deepcopy(model).double()
+    for inputs in batches(masked):
+        with torch.no_grad():
+            outputs, expected, eager = run(inputs), exact(**inputs).to_tuple(), model(**inputs).to_tuple()
+        assert len(outputs) == len(expected)
+        for actual, value, own in zip(outputs, expected, eager, strict=True):
+            assert actual.shape == value.shape
+            error, own_error = (reference.relative_error(result, value) for result in (actual, own))
+            assert error < max(1e-5, 3 * own_error), (
+                f"{tuple(inputs['input_ids'].shape)}: {error:.1e}, eager {own_error:.1e}"
+            )
+
+
+def computes_in_complex_numbers(program: ExportedProgram) -> bool:
+    """In any of its graphs: a region without autocast is one of its own."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    values = [node.meta.get("val") for graph in graphs for node in graph.nodes]
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+
+
+@pytest.mark.parametrize(
+    ("head", "masked", "strict", "overrides"),
+    [
+        ("model", True, False, {"num_hidden_layers": 2}),
+        ("model", True, True, {}),
+        ("masked_lm", True, False, {"attention_form": "low_rank", "smoother_form": "folded"}),
+        ("sequence_classification", True, False, {"attention_form": "skip_kv", "num_row_samples": LENGTH}),
+        ("masked_lm", False, False, {"attention_form": "direct", "smoother_norm": "layer"}),
+        ("model", True, False, {"fourier_impl": "fft"}),
+    ],
+)
+def test_an_exported_program_equals_eager_at_every_batch_size_and_length(head, masked, strict, overrides, build_model):
+    model = build_model(head, **{"fourier_impl": "matmul", "num_hidden_layers": 1, **overrides})
+    program = export(model, masked, strict)
+    module = program.module()
+    assert_equal_to_eager(lambda inputs: module(**inputs).to_tuple(), model, masked)
+    assert computes_in_complex_numbers(program) == (model.config.fourier_impl == "fft")
+
+
+def test_a_lengthened_model_of_an_odd_length_exports(build_model, monkeypatch):
+    model = build_model(fourier_impl="matmul", num_hidden_layers=1)
+    model.resize_position_embeddings(23)
+    monkeypatch.setattr("test_export.LENGTH", 23)
+    monkeypatch.setattr("test_export.SIZES", [(1, 1), (2, 22), (1, 23)])
+    module = export(model, masked=True).module()
+    assert_equal_to_eager(lambda inputs: module(**inputs).to_tuple(), model, masked=True)
+
+
+@pytest.mark.parametrize(
+    ("head", "masked", "overrides"),
+    [
+        ("model", False, {"fourier_impl": "fft", "smoother_norm": "layer"}),
+        ("sequence_classification", True, {"attention_form": "low_rank"}),
+        ("masked_lm", True, {"attention_form": "direct"}),
+    ],
+)
+def test_an_onnx_model_in_onnxruntime_equals_eager_at_every_size(head, masked, overrides, build_model, tmp_path):
+    model = build_model(head, **{"fourier_impl": "matmul", "num_hidden_layers": 1, **overrides})
+    inputs, sizes = example(masked)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (), path, kwargs=inputs, dynamic_shapes=sizes, dynamo=True, verbose=False)
+    operators = {node.op_type for node in onnx.load(path).graph.node}
+    assert ("DFT" in operators) == (model.config.fourier_impl == "fft")
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.from_numpy(output) for output in session.run(None, {k: v.numpy() for k, v in inputs.items()})]
+
+    assert_equal_to_eager(run, model, masked)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"fourier_impl": "matmul"}, {"attention_form": "skip_kv", "smoother_form": "folded"}]
+)
+def test_a_model_compiles_into_one_graph_in_evaluation_and_training(overrides, build_model, make_batch):
+    eager = build_model("masked_lm", num_hidden_layers=1, **overrides)
+    model = copy.deepcopy(eager)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for training in (False, True):
+        eager.train(training), model.train(training)
+        for length in (12, 9):
+            batch = make_batch("masked_lm", length=length)
+            expected, actual = eager(**batch), compiled(**batch)
+            assert reference.relative_error(actual.logits, expected.logits) < 1e-5
+            eager.zero_grad(), model.zero_grad()
+            expected.loss.backward(), actual.loss.backward()
+            gradients = [torch.cat([value.grad.flatten() for value in m.parameters()]) for m in (model, eager)]
+            assert reference.relative_error(*gradients) < 1e-5
+
+
+def test_a_compiled_model_uses_a_kept_filter_and_equals_eager(build_model, make_batch):
+    model = build_model(num_hidden_layers=1)
+    model.fold_filters()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for length in (12, 9, LENGTH):
+            batch = make_batch(length=length)
+            outputs = [module(**batch).last_hidden_state for module in (compiled, model)]
+            assert reference.relative_error(*outputs) < 1e-5
