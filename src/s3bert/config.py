@@ -106,4 +106,6 @@ def run_as_script(main: Callable[[], Any]) -> None:
         logging.getLogger(__name__).debug("traceback", exc_info=True)
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; a run goes on from its last checkpoint with --resume_from_checkpoint latest")
+        sys.exit(
+            "interrupted; training goes on with --resume_from_checkpoint latest, a grid or a benchmark with the same call"
+        )

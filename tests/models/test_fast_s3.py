@@ -253,7 +253,7 @@ def assert_equals_reference(case: Case, expected: torch.Tensor, weights: dict, s
 
 @pytest.mark.parametrize(
     ("lengths", "max_length", "training"),
-    [((1, 2, 13, 64), 131, True), ((1, 2, 13, 64), 131, False), ((7, 64, 1), 64, True), ((257,), 257, True)],
+    [((1, 2, 13, 64), 131, True), ((1, 2, 13, 64), 131, False), ((7, 64, 1), 64, True), ((129,), 129, True)],
 )
 def test_every_smoother_form_equals_loops_in_float64(lengths, max_length, training):
     generator = torch.Generator().manual_seed(5)
@@ -302,6 +302,33 @@ def test_every_attention_form_equals_loops_in_float64(length, rows, columns, lan
         assert row_map.shape[2] < rows, "the case is meant to have a token that two landmarks fall on"
     modules = [case.in_form(dtype, form=form) for form in ATTENTION_FORMS for dtype in (torch.float64, torch.float32)]
     assert_equals_reference(case, reference.dense(mixed, weights, "dense"), weights, twin, modules)
+
+
+def second_order(module: nn.Module, states: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of each sequence alone, by `torch.func`, and of the squared norm of the states' gradient."""
+
+    def loss(parameters: dict[str, torch.Tensor], sequence: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(module, parameters, (sequence[None], None)).square().sum()
+
+    parameters = dict(module.named_parameters())
+    per_sequence = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, states)
+    states = states.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(module(states, None).square().sum(), states, create_graph=True)
+    gradient.square().sum().backward()
+    return [*per_sequence.values(), states.grad]
+
+
+@pytest.mark.parametrize("form", ["short", "folded", "skip_kv", "low_rank"])
+def test_every_form_differentiates_twice_and_per_sequence(form):
+    generator = torch.Generator().manual_seed(4)
+    if form in ATTENTION_FORMS:
+        direct, fast = (ProjectedAttention(16, 2, 4, 4, 40, form=name).double() for name in ("direct", form))
+    else:
+        direct, fast = (Smoother(16, 4, 100, form=name, dropout=0.0).double().eval() for name in ("direct", form))
+    fast.load_state_dict(randomise(direct, False, generator).state_dict())
+    states = torch.randn(3, 20, 16, dtype=torch.float64, generator=generator)
+    for actual, expected in zip(second_order(fast, states), second_order(direct, states), strict=True):
+        assert reference.relative_error(actual, expected) < 1e-9
 
 
 def flops(module: nn.Module, *inputs: torch.Tensor | None, **keywords: bool) -> int:

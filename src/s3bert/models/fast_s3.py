@@ -15,7 +15,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .numerics import at_least_float32, zero_padding
@@ -235,23 +234,27 @@ def _convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 class _ConvolutionOfFew(torch.autograd.Function):
     """`_convolve` for few long sequences: the library spreads the gradient of a convolution's weight over sequences."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(inputs, weight)
-        ctx.biased = bias is not None
+    def forward(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve(inputs, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx, inputs: tuple[torch.Tensor | None, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.biased = inputs[2] is not None
+
+    @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         inputs, weight = ctx.saved_tensors
         # Backwards through the convolution is the convolution with the kernel reversed, and its channels exchanged.
         inner = _convolve(gradient, weight.flip(2).transpose(0, 1))
-        rows, columns = gradient.transpose(1, 2), inputs  # (B, H, S), (B, S, C)
+        rows = gradient.transpose(1, 2)  # (B, H, S)
         taps = (
-            torch.bmm(rows[..., 1:], columns[:, :-1]),
-            torch.bmm(rows, columns),
-            torch.bmm(rows[..., :-1], columns[:, 1:]),
+            torch.bmm(rows[..., 1:], inputs[:, :-1]),
+            torch.bmm(rows, inputs),
+            torch.bmm(rows[..., :-1], inputs[:, 1:]),
         )
         return inner, torch.stack([tap.sum(0) for tap in taps], -1), gradient.sum((0, 1)) if ctx.biased else None
 
