@@ -104,7 +104,7 @@ def fold_stem(spectrum: torch.Tensor, stem_weight: torch.Tensor, num_segments: i
     frequencies, hidden, _ = spectrum.shape
     width = hidden // num_segments
     # The taps are applied before the product over channels, where the data is r times smaller.
-    taps = torch.tensor((-1, 0, 1), device=spectrum.device)
+    taps = torch.arange(-1, 2, device=spectrum.device)
     cosine, sine = waves(taps, points, spectrum.dtype)  # (F, 3)
     real, imaginary = spectrum[:, None, :, 0], spectrum[:, None, :, 1]  # (F, 1, H)
     cosine, sine = cosine[..., None], sine[..., None]
@@ -136,11 +136,11 @@ def folded_stem(
     """
     batch, length, _ = means.shape
     with torch.autocast(means.device.type, enabled=False):
-        transform = torch.view_as_real(torch.fft.rfft(means.transpose(1, 2), n=points)).permute(
-            2, 0, 1, 3
-        )  # (F, B, r, 2)
-    # Real arithmetic: B rows (Re U, -Im U) that give the product's real part and B rows (Im U, Re U) for its imaginary part.
-    rows = torch.cat((transform * transform.new_tensor((1, -1)), transform.flip(3)), 1).flatten(2)  # (F, 2 B, 2 r)
+        transform = transform_means(means, points)
+    real, imaginary = transform.unbind(3)  # (F, B, r)
+    # Real arithmetic: B rows that give the product's real part and B rows that give its imaginary part.
+    rows = torch.cat((torch.stack((real, -imaginary), 3), torch.stack((imaginary, real), 3)), 1)
+    rows = rows.flatten(2)  # (F, 2 B, 2 r)
     product = at_least_float32(torch.bmm(rows.to(folded.dtype), folded))  # (F, 2 B, H)
     outputs = torch.fft.irfft(torch.complex(product[:, :batch], product[:, batch:]), n=points, dim=0)  # (M, B, H)
     features = features + outputs[:length].transpose(0, 1).to(features.dtype)
