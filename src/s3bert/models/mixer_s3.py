@@ -182,7 +182,9 @@ class Smoother(nn.Module):
         return torch.compiler.is_compiling() or self._kept[points] == self._versions()
 
     def _versions(self) -> tuple[int, ...]:
-        weights = [weight for weight in (self.filter, self.stem.weight) if not weight.is_inference()]  # those never change
+        weights = [
+            weight for weight in (self.filter, self.stem.weight) if not weight.is_inference()
+        ]  # those never change
         return tuple(number for weight in weights for number in (weight._version, weight.data_ptr()))
 
     def _folded_stem(self, hidden_states: torch.Tensor, mask: torch.Tensor | None, points: int) -> torch.Tensor:
