@@ -209,18 +209,19 @@ class Smoother(nn.Module):
         It is dropped by `train()`, by loading weights, by moving or casting the module, and by `resize`; a change of the
         weights in place makes it unused.
         """
-        if not self._foldable():
-            return
         points = fft_length(length, self.max_length)
+        if not self._foldable() or self._kept.get(points) == self._versions():
+            return
         for name, tensor in zip(("spectrum", "folded"), self._fold(self.stem.weight.chunk(2, 1)[0], points)):
             self.register_buffer(f"{name}_{points}", tensor.contiguous(), persistent=False)
         self._kept[points] = self._versions()
 
     def folded_bytes(self, length: int) -> int:
-        """What `fold(length)` would keep."""
-        if not self._foldable():
+        """What `fold(length)` would add to what is kept; lengths that share an FFT share a filter."""
+        points = fft_length(length, self.max_length)
+        if not self._foldable() or points in self._kept:
             return 0
-        frequencies, hidden = fft_length(length, self.max_length) // 2 + 1, self.filter.shape[1]
+        frequencies, hidden = points // 2 + 1, self.filter.shape[1]
         return 2 * frequencies * hidden * (self.num_segments * self.stem.weight.itemsize + self.filter.itemsize)
 
     def unfold(self) -> None:

@@ -227,7 +227,7 @@ class S3BertPreTrainedModel(PreTrainedModel):
                 raise ValueError(f"fold_filters: {length} tokens; the model takes 1 to {longest}.")
         self.unfold_filters()
         kept, size = [], 0
-        for length in sorted(lengths) or [2**k for k in range(5, longest.bit_length())] + [longest]:
+        for length in sorted({*lengths} or {longest, *(2**k for k in range(5, longest.bit_length()))}):
             size += sum(smoother.folded_bytes(length) for smoother in self._smoothers())
             if size > max_bytes:
                 logger.warning("fold_filters: %d bytes allow lengths %s; not %d.", max_bytes, kept, length)
