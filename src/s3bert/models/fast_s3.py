@@ -82,6 +82,47 @@ def transform_means(means: torch.Tensor, points: int) -> torch.Tensor:
     return torch.view_as_real(torch.fft.rfft(padded)).permute(2, 0, 1, 3)
 
 
+def inverse_transform(spectrum: torch.Tensor, points: int, length: int) -> torch.Tensor:
+    """The first S of M points of what has the Fourier transform (F, B, H), as (B, S, H)."""
+    if spectrum.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _SpreadInverseTransform.apply(spectrum, points, length)
+    return torch.fft.irfft(spectrum, n=points, dim=0)[:length].transpose(0, 1)
+
+
+class _SpreadInverseTransform(torch.autograd.Function):
+    """`inverse_transform` on a CPU, where a transform across rows a power of two apart lets them evict each other from the
+    cache: rows are first copied to uneven distances, backward always, forward where it pays (measured: from 1,024 points).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(spectrum: torch.Tensor, points: int, length: int) -> torch.Tensor:
+        if points >= 1024:
+            spectrum = _spread(spectrum, spectrum.shape[0])
+        return torch.fft.irfft(spectrum, n=points, dim=0)[:length].transpose(0, 1)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[torch.Tensor, int, int], output: torch.Tensor) -> None:
+        ctx.points = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        transform = torch.fft.rfft(_spread(gradient.transpose(0, 1), ctx.points), dim=0, norm="forward")
+        transform[1 : (ctx.points + 1) // 2] *= 2  # frequencies that have a mirror image
+        return transform, None, None
+
+
+def _spread(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """A copy of (n, B, H), zeros appended to `count` rows, whose rows lie a cache line more than B H entries apart."""
+    filled, width = rows.shape[0], rows[0].numel()
+    spread = rows.new_empty(count, width + 64 // rows.itemsize)[:, :width].unflatten(1, rows.shape[1:])
+    spread[:filled] = rows
+    if filled < count:
+        spread[filled:] = 0
+    return spread
+
+
 def short_spectrum(kernel: torch.Tensor, max_length: int, points: int) -> torch.Tensor:
     """The filter's spectrum (N // 2 + 1, H, 2) as one (F, H, 2) that acts alike on sequences of up to M / 2 tokens."""
     kernel = at_least_float32(kernel)
@@ -142,8 +183,8 @@ def folded_stem(
     rows = torch.cat((torch.stack((real, -imaginary), 3), torch.stack((imaginary, real), 3)), 1)
     rows = rows.flatten(2)  # (F, 2 B, 2 r)
     product = at_least_float32(torch.bmm(rows.to(folded.dtype), folded))  # (F, 2 B, H)
-    outputs = torch.fft.irfft(torch.complex(product[:, :batch], product[:, batch:]), n=points, dim=0)  # (M, B, H)
-    features = features + outputs[:length].transpose(0, 1).to(features.dtype)
+    outputs = inverse_transform(torch.complex(*product.chunk(2, 1)), points, length)
+    features = features + outputs.to(features.dtype)
 
     # The filter's output goes on around both ends, where the stem has to see zeros: what its outer taps read there goes.
     if mask is None:

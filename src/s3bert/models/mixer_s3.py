@@ -26,6 +26,7 @@ from .fast_s3 import (
     fft_length,
     fold_stem,
     folded_stem,
+    inverse_transform,
     is_plain,
     low_rank_column_scores,
     multiply_pairs,
@@ -136,7 +137,7 @@ class Smoother(nn.Module):
             else:
                 spectrum = transform_means(means, points)[:, :, :, None]  # (F, B, r, 1, 2)
                 product = multiply_pairs(spectrum, kernel).flatten(2)  # (F, B, H)
-                smoothed = torch.fft.irfft(product, n=points, dim=0).transpose(0, 1)[:, :length]  # eq. 3
+                smoothed = inverse_transform(product, points, length)  # eq. 3
         return smoothed.to(hidden_states.dtype)
 
     def _stem(self, form: str, smoothed: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
