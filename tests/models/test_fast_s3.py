@@ -23,7 +23,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from s3bert.models.fast_s3 import cheapest_attention_form, cheapest_smoother_form, fft_length
+from s3bert.models.fast_s3 import cheapest_attention_form, cheapest_smoother_form, fft_length, inverse_transform
 from s3bert.models.mixer_s3 import SkeletonAttention, Smoother
 
 
@@ -388,20 +388,22 @@ def test_matmul_is_as_exact_as_the_transform_up_to_4096_tokens():
 
 
 @pytest.mark.parametrize(
-    ("length", "head_size", "rows", "columns", "form"),
+    ("batch", "length", "head_size", "rows", "columns", "form"),
     [
-        (512, 64, 8, 8, "low_rank"),
-        (128, 64, 8, 8, "low_rank"),
-        (4096, 64, 16, 16, "low_rank"),
-        (512, 64, 32, 32, "skip_kv"),  # three times the direct form's products would be done, in small pieces
-        (16, 64, 8, 8, "skip_kv"),
-        (8, 64, 8, 8, "direct"),  # every token is a landmark
-        (512, 64, 8, 64, "direct"),  # every channel is sampled
-        (8, 64, 8, 64, "direct"),
+        (1, 512, 64, 8, 8, "low_rank"),
+        (4, 128, 64, 8, 8, "low_rank"),
+        (3, 128, 64, 8, 8, "skip_kv"),  # many small operations for few tokens
+        (None, 128, 64, 8, 8, "low_rank"),
+        (1, 4096, 64, 16, 16, "low_rank"),
+        (32, 512, 64, 32, 32, "skip_kv"),  # three times the direct form's products would be done, in small pieces
+        (32, 16, 64, 8, 8, "skip_kv"),
+        (32, 8, 64, 8, 8, "direct"),  # every token is a landmark
+        (32, 512, 64, 8, 64, "direct"),  # every channel is sampled
+        (32, 8, 64, 8, 64, "direct"),
     ],
 )
-def test_auto_picks_the_attention_form_by_its_cost(length, head_size, rows, columns, form):
-    assert cheapest_attention_form(length, head_size, rows, columns) == form
+def test_auto_picks_the_attention_form_by_its_cost(batch, length, head_size, rows, columns, form):
+    assert cheapest_attention_form(length, head_size, rows, columns, batch) == form
 
 
 @pytest.mark.parametrize(
@@ -427,6 +429,24 @@ def test_the_transform_is_long_enough_for_every_length_and_has_few_sizes(max_len
         assert points <= max(64, 3 * length), "a third more than is needed, at most"
     assert sizes == sorted(sizes)
     assert len(set(sizes)) <= 2 * max(1, max_length.bit_length() - 5)
+
+
+@pytest.mark.parametrize("points", [1, 2, 7, 64, 1023, 1024, 1500])
+def test_the_inverse_transform_is_that_of_the_library_twice_differentiable(points):
+    generator = torch.Generator().manual_seed(points)
+    length = points - points // 3
+    spectrum = torch.randn(points // 2 + 1, 2, 3, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    weights = torch.randn(2, length, 3, dtype=torch.float64, generator=generator)
+
+    def derivatives(transform: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        outputs = transform(torch.view_as_complex(spectrum))
+        first = torch.autograd.grad((weights * outputs.square()).sum(), spectrum, create_graph=True)[0]
+        return [outputs, first, torch.autograd.grad(first.pow(3).sum(), spectrum)[0]]
+
+    actual = derivatives(lambda spectrum: inverse_transform(spectrum, points, length))
+    expected = derivatives(lambda spectrum: torch.fft.irfft(spectrum, points, 0)[:length].transpose(0, 1))
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert reference.relative_error(ours, theirs) < 1e-13
 
 
 @pytest.fixture

@@ -374,7 +374,7 @@ class SkeletonAttention(nn.Module):
         rows, columns = self._landmarks(hidden_states.device)
         places, counts = self._landmark_tokens(rows, lengths, mask)
         projection = None if projection is None else projection()
-        form = self._form(length, projection)
+        form = self._form(batch, length, projection)
         if form == "low_rank":
             return self._low_rank_attention(hidden_states, mask, lengths, places, ~counts, columns, projection)
 
@@ -384,15 +384,16 @@ class SkeletonAttention(nn.Module):
             index = places[:, None, :, None].expand(-1, self.num_heads, -1, self.head_size)
             landmark_key, landmark_value = key.gather(2, index), value.gather(2, index)  # (B, h, s1, p)
             key, value = key[..., columns], value[..., columns]  # (B, h, S, s2)
-        else:
-            landmark_key, landmark_value = self._landmark_states(hidden_states, places)
-            readers = [column_reader(layer, columns, self.num_heads) for layer in (self.key, self.value)]
-            key, value = (self._sampled(seen).transpose(2, 3) for seen in read_tokens(hidden_states, readers))
         mixed, row_weights = [], None
         if self.use_row_attention:
+            if form == "skip_kv":
+                landmark_key, landmark_value = self._landmark_states(hidden_states, places)
             row, row_weights = self._row_attention(query, landmark_key, landmark_value, ~counts)
             mixed.append(self.row_norm(row.transpose(1, 2).flatten(2)))  # (B, S, H)
         if self.use_column_attention:
+            if form == "skip_kv":
+                readers = [column_reader(layer, columns, self.num_heads) for layer in (self.key, self.value)]
+                key, value = (self._sampled(seen).transpose(2, 3) for seen in read_tokens(hidden_states, readers))
             column = self._column_attention(query, key, value, lengths, mask)
             mixed.append(self.column_norm(column.transpose(1, 2).flatten(2)))
         # Algorithm 1's average; eq. 1 prints the sum. Zeroed again, because at padded tokens the norms see all-zero
@@ -400,13 +401,14 @@ class SkeletonAttention(nn.Module):
         mixed = zero_padding(sum(mixed) / len(mixed), mask)
         return mixed if projection is None else projection(mixed), row_weights
 
-    def _form(self, length: int, projection: nn.Module | None) -> str:
+    def _form(self, batch: int | None, length: int, projection: nn.Module | None) -> str:
         """The form asked for, or the next exact one where modules must be called."""
         form = self.form
         if form == "auto":
-            # An exported graph is used at all lengths: the rule takes that of the landmarks.
-            length = self.landmark_length if torch.compiler.is_exporting() else length
-            form = cheapest_attention_form(length, self.head_size, self.num_row_samples, self.num_column_samples)
+            if torch.compiler.is_exporting():  # the graph is used at all sizes: the rule takes the landmarks' length
+                batch, length = None, self.landmark_length
+            samples = self.num_row_samples, self.num_column_samples
+            form = cheapest_attention_form(length, self.head_size, *samples, batch)
         if form == "low_rank":
             norms = [getattr(self, name) for name in ("row_norm", "column_norm") if hasattr(self, name)]
             plain = projection is not None and is_plain(projection, nn.Linear) and is_plain(self.query, nn.Linear)
