@@ -1,4 +1,4 @@
-"""Pretrains a masked language model: S3BERT, BERT, FNet, or any other that Transformers has, from scratch or continued.
+"""Pretrains a masked language model: S3BERT, PoNet, BERT, FNet, or any other that Transformers has, from scratch or continued.
 
     accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small
     accelerate launch scripts/pretrain_mlm.py --config configs/pretrain/small.yaml --output_dir runs/small \\
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate.utils import set_seed
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
-import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
+import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
 from s3bert.hub import Figure, push_folder, write_model_card
 from s3bert.runlog import plot_losses
@@ -60,7 +60,7 @@ class MlmArguments:
     hub_model_id: str | None = HfArg(help="repository to upload to; the output folder's name by default", default=None)
 
 
-def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> PreTrainedModel:
+def build_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int) -> PreTrainedModel:
     """The model to train, checked against the corpus it will read.
 
     Raises:
@@ -92,7 +92,11 @@ def build_model(arguments: ModelArguments, vocab_size: int, block_size: int) -> 
                 )
         config.update_from_string(arguments.config_overrides)
 
+    vocab_size = len(tokenizer)
     if arguments.model_name_or_path is None:
+        for name in ("cls_token_id", "sep_token_id"):  # PoNet's segments, for one, lie between them
+            if hasattr(config, name):
+                setattr(config, name, getattr(tokenizer, name))
         if config.vocab_size != vocab_size:
             logger.info("The model gets the tokenizer's vocabulary: %d entries, not %d.", vocab_size, config.vocab_size)
             config.vocab_size = vocab_size
@@ -177,7 +181,7 @@ def main(argv: list[str] | None = None) -> TrainingResult:
         corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
     masking = Masking(corpus.tokenizer, mlm.mlm_probability)
     set_seed(training.seed)
-    model = build_model(model_arguments, len(corpus.tokenizer), corpus.block_size)
+    model = build_model(model_arguments, corpus.tokenizer, corpus.block_size)
     batch_size = training.global_batch_size()
     if data.streaming:
         steps = training.max_train_steps

@@ -24,7 +24,7 @@ import torch
 from datasets import Dataset
 from transformers.hf_argparser import HfArg
 
-import s3bert  # noqa: F401  (registers S3BERT with the auto classes)
+import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.config import parse_arguments, run_as_script, save_arguments
 from s3bert.finetuning import StartingPoint
 from s3bert.grid import GridConfig, Setting, grid_results, publish_model, run_grid, settings_table

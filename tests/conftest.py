@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, no network, seeds, and tiny S3BERT models of every head with batches for them."""
+"""Shared fixtures: one thread, no network, seeds, and tiny models of every family and head with batches for them."""
 
 import os
 
@@ -11,19 +11,27 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import set_seed
+from transformers import PreTrainedConfig, set_seed
 
 import s3bert
 
 
 HEADS = {
-    "model": "S3BertModel",
-    "masked_lm": "S3BertForMaskedLM",
-    "sequence_classification": "S3BertForSequenceClassification",
-    "regression": "S3BertForSequenceClassification",
-    "token_classification": "S3BertForTokenClassification",
-    "question_answering": "S3BertForQuestionAnswering",
-    "multiple_choice": "S3BertForMultipleChoice",
+    "model": "Model",
+    "masked_lm": "ForMaskedLM",
+    "sequence_classification": "ForSequenceClassification",
+    "regression": "ForSequenceClassification",
+    "token_classification": "ForTokenClassification",
+    "question_answering": "ForQuestionAnswering",
+    "multiple_choice": "ForMultipleChoice",
+}
+# By model type: what its classes' names begin with, and fields of its own at the tiny size.
+FAMILIES = {
+    "s3bert": (
+        "S3Bert",
+        {"num_segments": 4, "num_row_samples": 4, "num_column_samples": 3, "smoother_dropout_prob": 0.0},
+    ),
+    "ponet": ("PoNet", {"cls_token_id": 2, "sep_token_id": 3}),
 }
 VOCABULARY = 61
 
@@ -47,10 +55,23 @@ def head_with_loss(request) -> str:
 
 
 @pytest.fixture
-def tiny_config() -> Callable[..., "s3bert.S3BertConfig"]:
-    """A factory of configs of two layers, three heads of 8, 16 positions, no dropout; keywords override."""
+def family() -> str:
+    """The model type of tiny models; parametrise it to have others."""
+    return "s3bert"
 
-    def build(**overrides) -> s3bert.S3BertConfig:
+
+@pytest.fixture
+def model_class(family) -> Callable[[str], type]:
+    """The class of the family by the name of a head."""
+    return lambda head: getattr(s3bert, FAMILIES[family][0] + HEADS[head])
+
+
+@pytest.fixture
+def tiny_config(family) -> Callable[..., PreTrainedConfig]:
+    """A factory of configs of two layers, three heads of 8, 16 positions, no dropout; keywords override."""
+    name, own = FAMILIES[family]
+
+    def build(**overrides) -> PreTrainedConfig:
         fields = {
             "vocab_size": VOCABULARY,
             "hidden_size": 24,
@@ -58,27 +79,23 @@ def tiny_config() -> Callable[..., "s3bert.S3BertConfig"]:
             "num_attention_heads": 3,
             "intermediate_size": 40,
             "max_position_embeddings": 16,
-            "num_segments": 4,
-            "num_row_samples": 4,
-            "num_column_samples": 3,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
-            "smoother_dropout_prob": 0.0,
         }
-        return s3bert.S3BertConfig(**{**fields, **overrides})
+        return getattr(s3bert, name + "Config")(**{**fields, **own, **overrides})
 
     return build
 
 
 @pytest.fixture
-def build_model(tiny_config) -> Callable[..., torch.nn.Module]:
+def build_model(tiny_config, model_class) -> Callable[..., torch.nn.Module]:
     """A factory of tiny models in eval mode by head name; weights far from their initial values, so that a wrong
     attention map, norm or statistic shows."""
 
     def build(head: str = "model", seed: int = 0, **overrides) -> torch.nn.Module:
         if head == "regression":
             overrides.setdefault("num_labels", 1)
-        model = getattr(s3bert, HEADS[head])(tiny_config(**overrides))
+        model = model_class(head)(tiny_config(**overrides))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from transformers import CONFIG_MAPPING
 
 from s3bert import measure
 from s3bert.benchmark import OUT_OF_MEMORY, BenchmarkConfig, Cell, measure_memory, measure_speeds
@@ -42,14 +41,6 @@ def cell(model: str = "bert", length: int = 64, mode: str = "training", size: En
     return Cell(model, length, mode, size, BenchmarkConfig(**fields))
 
 
-def build(name: str, size: EncoderSize, length: int) -> nn.Module:
-    if name == "ponet" and name not in CONFIG_MAPPING:
-        with pytest.raises(UnsuitableError, match="PoNet is not there: no model type `ponet` is registered"):
-            build_peer(name, size, length)
-        pytest.skip("PoNet is not registered")
-    return build_peer(name, size, length)
-
-
 @pytest.mark.parametrize("lengths", [(64, 128), (512, 768)], ids=["short", "long"])
 @pytest.mark.parametrize("name", PEERS)
 def test_every_model_runs_forward_and_backward(name, lengths):
@@ -58,7 +49,7 @@ def test_every_model_runs_forward_and_backward(name, lengths):
             build_peer(name, TINY, 64)
         return
     for length in lengths:
-        model = build(name, TINY, length)
+        model = build_peer(name, TINY, length)
         padding = 0.0 if name == "nystromformer" else 0.2  # Transformers' Nystromformer fails on a mask
         states = model(**cell(length=length, padding=padding).batch()).last_hidden_state
         assert states.shape == (512 // length or 1, length, 32)
@@ -70,7 +61,7 @@ def test_every_model_runs_forward_and_backward(name, lengths):
 
 @pytest.mark.parametrize("name", PEERS)
 def test_every_dropout_of_a_model_has_the_rate_asked_for(name):
-    model = build(name, replace(TINY, dropout=0.3), 512)
+    model = build_peer(name, replace(TINY, dropout=0.3), 512)
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.3}
     assert {rate for key, rate in vars(model.config).items() if "dropout" in key and key[:10] != "classifier"} == {0.3}
 

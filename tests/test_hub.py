@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 import transformers
+from conftest import FAMILIES
 from transformers import BertTokenizer, Trainer, TrainingArguments, pipeline
 
 import s3bert
@@ -24,7 +25,13 @@ AUTO_CLASSES = {
     "question_answering": "AutoModelForQuestionAnswering",
     "multiple_choice": "AutoModelForMultipleChoice",
 }
-CODE = {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py", "fast_s3.py", "numerics.py", "position_norm.py"}
+SHARED_CODE = {"configuration_encoder.py", "encoder.py", "heads.py", "numerics.py"}
+S3_CODE = {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py", "fast_s3.py", "position_norm.py"}
+CODE = {
+    "s3bert": SHARED_CODE | S3_CODE,
+    "ponet": SHARED_CODE | {"configuration_ponet.py", "modeling_ponet.py", "mixer_ponet.py"},
+}
+each_family = pytest.mark.parametrize("family", FAMILIES)
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "road", "big", "small", "red", "and"]
 
 # Runs where s3bert cannot be imported, even if it is installed beside transformers: proves that first, then loads every
@@ -53,7 +60,7 @@ import transformers
 from transformers import pipeline
 
 torch.set_num_threads(1)
-root, package = Path(sys.argv[1]), sys.argv[2]
+root, package, name, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3], set(sys.argv[4].split())
 for head, auto_class in torch.load(root / "auto_classes.pt").items():
     record = torch.load(root / head / "record.pt")
     model = getattr(transformers, auto_class).from_pretrained(root / head, trust_remote_code=True)
@@ -63,15 +70,16 @@ for head, auto_class in torch.load(root / "auto_classes.pt").items():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(outputs, record["outputs"])), head
     again = root / (head + "_saved_again")
     model.save_pretrained(again)
-    assert {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py"} <= {path.name for path in again.iterdir()}, head
+    assert code <= {path.name for path in again.iterdir()}, head
     print("identical", head)
 
 folder = root / "masked_lm"
 base = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True)
-assert type(base).__name__ == "S3BertModel"
-base.resize_position_embeddings(24)
+assert type(base).__name__ == name + "Model"
+if name == "S3Bert":
+    base.resize_position_embeddings(24)
 reloaded = transformers.AutoModel.from_pretrained(root / "masked_lm_saved_again", trust_remote_code=True)
-assert type(reloaded).__name__ == "S3BertModel"
+assert type(reloaded).__name__ == name + "Model"
 answers = pipeline("fill-mask", model=str(folder), trust_remote_code=True)("the cat [MASK] on the mat")
 assert len(answers) == 5
 try:
@@ -108,17 +116,19 @@ def run_without_the_package(script: str, *arguments: object, cwd: Path) -> subpr
     )
 
 
-def test_saving_a_model_built_from_a_bare_config_writes_a_complete_folder(build_model, head, tmp_path):
+@each_family
+def test_saving_a_model_built_from_a_bare_config_writes_a_complete_folder(build_model, head, family, tmp_path):
     model = build_model(head)
     model.save_pretrained(tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"config.json", "model.safetensors", *CODE}
+    assert written == {"config.json", "model.safetensors", *CODE[family]}
     auto_map = transformers.AutoConfig.from_pretrained(tmp_path).auto_map
     assert set(auto_map) >= {"AutoConfig", *AUTO_CLASSES.values()}
-    assert all(name.split(".")[0] + ".py" in CODE for name in auto_map.values()), auto_map
+    assert all(name.split(".")[0] + ".py" in CODE[family] for name in auto_map.values()), auto_map
 
 
 @torch.no_grad()
+@each_family
 def test_auto_classes_load_the_packages_own_class_and_the_same_outputs(build_model, make_batch, head, tmp_path):
     model, batch = build_model(head), make_batch(head)
     model.save_pretrained(tmp_path)
@@ -131,8 +141,9 @@ def test_auto_classes_load_the_packages_own_class_and_the_same_outputs(build_mod
 
 
 @torch.no_grad()
+@each_family
 def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_imported(
-    build_model, make_batch, tokenizer, tmp_path
+    build_model, make_batch, tokenizer, family, tmp_path
 ):
     for head in AUTO_CLASSES:
         model, batch = build_model(head), make_batch(head)
@@ -141,7 +152,8 @@ def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_import
         torch.save({"batch": batch, "outputs": list(model(**batch).to_tuple())}, tmp_path / head / "record.pt")
     torch.save(AUTO_CLASSES, tmp_path / "auto_classes.pt")
     package = Path(s3bert.__file__).resolve().parent
-    result = run_without_the_package(WITHOUT_THE_PACKAGE, tmp_path, package, cwd=tmp_path)
+    expected = (FAMILIES[family][0], " ".join(CODE[family]))
+    result = run_without_the_package(WITHOUT_THE_PACKAGE, tmp_path, package, *expected, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [line for line in result.stdout.splitlines() if line.startswith("identical")] == [
         f"identical {head}" for head in AUTO_CLASSES
@@ -161,7 +173,7 @@ def test_the_trainers_checkpoint_and_output_folders_are_complete(build_model, ma
     trainer.save_model()
     for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-2"):
         written = {path.name for path in folder.iterdir()}
-        assert written >= {"config.json", "model.safetensors", "tokenizer.json", *CODE}
+        assert written >= {"config.json", "model.safetensors", "tokenizer.json", *CODE["s3bert"]}
         assert not [name for name in written if name.startswith("pytorch_model")]
         loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
         assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))

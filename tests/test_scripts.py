@@ -79,7 +79,7 @@ def test_saved_arguments_repeat_a_run_to_the_last_digit(pretrained, tmp_path):
     assert again.metrics["loss"] == first["eval_loss"]
 
 
-@pytest.mark.parametrize("model_type", ["bert", "fnet"])
+@pytest.mark.parametrize("model_type", ["bert", "fnet", "ponet"])
 def test_any_masked_lm_model_trains_on_the_same_batches(model_type, corpus, pretrained, tmp_path):
     size = SIZE.replace("num_attention_heads=2,", "") if model_type == "fnet" else SIZE
     result = pretrain(corpus, tmp_path / model_type, "--model_type", model_type, size=size)

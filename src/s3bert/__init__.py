@@ -1,19 +1,21 @@
-"""S3BERT: BERT with S3Attention, registered with Transformers' auto classes on import."""
+"""S3BERT, BERT with S3Attention, and the PoNet it is compared with; importing registers both with Transformers' auto classes."""
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertTokenizer,
-)
+import transformers
+from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
+from .models import modeling_ponet, modeling_s3bert
+from .models.configuration_encoder import CLASS_SUFFIXES
+from .models.configuration_ponet import PoNetConfig
 from .models.configuration_s3bert import S3BertConfig
+from .models.modeling_ponet import (
+    PoNetForMaskedLM,
+    PoNetForMultipleChoice,
+    PoNetForQuestionAnswering,
+    PoNetForSequenceClassification,
+    PoNetForTokenClassification,
+    PoNetModel,
+    PoNetPreTrainedModel,
+)
 from .models.modeling_s3bert import (
     S3BertForMaskedLM,
     S3BertForMultipleChoice,
@@ -26,17 +28,21 @@ from .models.modeling_s3bert import (
 from .version import __version__
 
 
-AutoConfig.register(S3BertConfig.model_type, S3BertConfig)
-AutoModel.register(S3BertConfig, S3BertModel)
-AutoModelForPreTraining.register(S3BertConfig, S3BertForMaskedLM)
-AutoModelForMaskedLM.register(S3BertConfig, S3BertForMaskedLM)
-AutoModelForSequenceClassification.register(S3BertConfig, S3BertForSequenceClassification)
-AutoModelForTokenClassification.register(S3BertConfig, S3BertForTokenClassification)
-AutoModelForQuestionAnswering.register(S3BertConfig, S3BertForQuestionAnswering)
-AutoModelForMultipleChoice.register(S3BertConfig, S3BertForMultipleChoice)
-AutoTokenizer.register(S3BertConfig, tokenizer_class=BertTokenizer)
+for _config, _module, _name in ((S3BertConfig, modeling_s3bert, "S3Bert"), (PoNetConfig, modeling_ponet, "PoNet")):
+    AutoConfig.register(_config.model_type, _config)
+    AutoTokenizer.register(_config, tokenizer_class=BertTokenizer)
+    for _auto_class, _suffix in CLASS_SUFFIXES.items():
+        getattr(transformers, _auto_class).register(_config, getattr(_module, _name + _suffix))
 
 __all__ = [
+    "PoNetConfig",
+    "PoNetForMaskedLM",
+    "PoNetForMultipleChoice",
+    "PoNetForQuestionAnswering",
+    "PoNetForSequenceClassification",
+    "PoNetForTokenClassification",
+    "PoNetModel",
+    "PoNetPreTrainedModel",
     "S3BertConfig",
     "S3BertForMaskedLM",
     "S3BertForMultipleChoice",

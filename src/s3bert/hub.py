@@ -29,7 +29,9 @@ classify = pipeline("text-classification", model="{folder}", trust_remote_code=T
 print(classify("a sentence to classify"))""",
 }
 
-_S3BERT_USE = (
+_TAGS = {"s3bert": ["s3bert", "s3attention"]}  # the model type by default
+_OWN_CODE = ("s3bert", "ponet")
+_USE_OF_OWN_CODE = (
     "Where s3bert is installed, `import s3bert` does in place of `trust_remote_code`. Any padding is fine: what lies under "
     "the attention mask has no influence on real tokens."
 )
@@ -72,7 +74,7 @@ def write_model_card(
         language="en",
         library_name="transformers",
         pipeline_tag=task,
-        tags=["s3bert", "s3attention"] if model_type == "s3bert" else [model_type],
+        tags=_TAGS.get(model_type, [model_type]),
         model_name=title,
         eval_results=results or None,
         base_model=base_model,
@@ -90,7 +92,7 @@ def write_model_card(
         f"```sh\n{command}\n```",
         "## Use",
         f"```python\n{_LOAD[task].format(folder=folder.name)}\n```",
-        _S3BERT_USE if model_type == "s3bert" else "",
+        _USE_OF_OWN_CODE if model_type in _OWN_CODE else "",
     ]
     card = folder / "README.md"
     card.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")

@@ -11,9 +11,6 @@ from typing import Literal
 
 import torch
 from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModel,
     BertConfig,
     BertModel,
     BigBirdConfig,
@@ -30,7 +27,9 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from .models.configuration_ponet import PoNetConfig
 from .models.configuration_s3bert import S3BertConfig
+from .models.modeling_ponet import PoNetModel
 from .models.modeling_s3bert import S3BertModel
 
 
@@ -79,7 +78,7 @@ def build_peer(name: str, size: EncoderSize, length: int, device: torch.device |
     As in `from_pretrained` with a dtype, weights that a model wants in float32 stay so.
 
     Raises:
-        UnsuitableError: it does not take such a length, or is not there.
+        UnsuitableError: it does not take such a length.
     """
     model = PEERS[name].build(size, length).to(device, getattr(torch, size.dtype))
     float32 = tuple(model._keep_in_fp32_modules_strict or ())
@@ -175,9 +174,8 @@ def _modernbert(size: EncoderSize, length: int) -> PreTrainedModel:
 
 
 def _ponet(size: EncoderSize, length: int) -> PreTrainedModel:
-    if "ponet" not in CONFIG_MAPPING:
-        raise UnsuitableError("PoNet is not there: no model type `ponet` is registered with Transformers' AutoConfig")
-    return AutoModel.from_config(AutoConfig.for_model("ponet", **_fields(size, length)))
+    config = PoNetConfig(**_fields(size, length), cls_token_id=None, sep_token_id=None)
+    return PoNetModel(config, add_pooling_layer=False)
 
 
 PEERS: dict[str, Peer] = {
@@ -197,5 +195,5 @@ PEERS: dict[str, Peer] = {
     "modernbert": Peer(
         _modernbert, "sdpa; its gated feed-forward is 2/3 as wide as the others', which makes the arithmetic equal"
     ),
-    "ponet": Peer(_ponet),
+    "ponet": Peer(_ponet, "a whole sequence is one segment: no token is taken for [CLS] or [SEP]"),
 }

@@ -1,0 +1,107 @@
+"""What the configurations of this package's encoders share: BERT's fields, and errors that help.
+
+Files of this folder travel inside every saved model folder, so they import nothing of s3bert but each other.
+"""
+
+from dataclasses import fields
+from difflib import get_close_matches
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+# What stands after a model's name in its classes, for each auto class.
+CLASS_SUFFIXES = {
+    "AutoModel": "Model",
+    "AutoModelForPreTraining": "ForMaskedLM",
+    "AutoModelForMaskedLM": "ForMaskedLM",
+    "AutoModelForSequenceClassification": "ForSequenceClassification",
+    "AutoModelForTokenClassification": "ForTokenClassification",
+    "AutoModelForQuestionAnswering": "ForQuestionAnswering",
+    "AutoModelForMultipleChoice": "ForMultipleChoice",
+}
+
+
+def auto_map(model_type: str, name: str) -> dict[str, str]:
+    """Every auto class, so that a folder saved from one head opens as any other with `trust_remote_code=True`."""
+    classes = {auto: f"modeling_{model_type}.{name}{suffix}" for auto, suffix in CLASS_SUFFIXES.items()}
+    return {"AutoConfig": f"configuration_{model_type}.{name}Config", **classes}
+
+
+@strict
+class EncoderConfig(PreTrainedConfig):
+    """The fields that BERT has, meaning what they mean there; the defaults are the base size.
+
+    Args:
+        sparse_prediction: in training, the masked-LM decoder runs on labelled positions only and `logits` has a row
+            for each of them.
+
+    Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
+        ValueError: a size that does not divide, a rate outside 0..1, a count under 1; a keyword that is nearly a field's
+            name (raised as it is).
+    """
+
+    _auto_class = "AutoConfig"
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float | int = 1e-12
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    classifier_dropout: float | int | None = None
+    tie_word_embeddings: bool = True
+    sparse_prediction: bool = False
+
+    def __post_init__(self, **kwargs):
+        # Transformers keeps unknown keywords in silence; one that is nearly a field's name is a slip.
+        names = [entry.name for entry in fields(self)]
+        for name in kwargs:
+            if close := get_close_matches(name, names, n=1, cutoff=0.85):
+                raise ValueError(f"{type(self).__name__} has no field {name!r}. Did you mean {close[0]!r}?")
+        super().__post_init__(**kwargs)
+
+    def validate_sizes(self):
+        """Counts are positive, and heads divide the hidden size."""
+        self.check_counts(
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        )
+        self.check_division("num_attention_heads", "heads")
+
+    def validate_rates(self):
+        """Dropout rates are probabilities."""
+        for name in (entry.name for entry in fields(self)):
+            if name.endswith(("dropout_prob", "_dropout")):
+                rate = getattr(self, name)
+                if rate is not None and not 0 <= rate <= 1:
+                    raise ValueError(f"{name} = {rate}: a dropout rate lies between 0 and 1.")
+
+    def check_counts(self, *names: str):
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+
+    def check_division(self, name: str, what: str):
+        number = getattr(self, name)
+        if self.hidden_size % number:
+            divisors = [d for d in range(1, self.hidden_size + 1) if self.hidden_size % d == 0]
+            nearest = sorted(sorted(divisors, key=lambda d: abs(d - number))[:4])
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} cannot be split into {name} = {number} equal {what}: choose a "
+                f"divisor of {self.hidden_size}, for example one of {nearest}, or another hidden_size."
+            )

@@ -1,0 +1,165 @@
+"""BERT around a token mixer: what the encoders of this package share, so that the mixer is the only thing exchanged.
+
+    ids -> embeddings -> layers (mixer, residual and LayerNorm, feed-forward, residual and LayerNorm) -> pooler
+
+Embeddings, feed-forward, pooler and masked-LM head are Transformers' BERT modules, so a checkpoint's names are BERT's
+wherever the module is. B batch, S length, N `max_position_embeddings`, H hidden size.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertIntermediate,
+    BertLMPredictionHead,
+    BertOutput,
+    BertPooler,
+)
+
+from .configuration_encoder import EncoderConfig
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    """A mixer with its residual and LayerNorm, and BERT's feed-forward with its own; (B, S, H) -> (B, S, H).
+
+    Args:
+        attention: takes hidden states (B, S, H) and whatever else the layer is called with; returns mixed states with the
+            residual added and normalised, and attention weights or None.
+    """
+
+    def __init__(self, config: EncoderConfig, attention: nn.Module):
+        super().__init__()
+        self.attention = attention
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(self, hidden_states: torch.Tensor, *inputs: torch.Tensor | bool | None) -> torch.Tensor:
+        hidden_states, _ = self.attention(hidden_states, *inputs)
+        return self.output(self.intermediate(hidden_states), hidden_states)
+
+
+class EncoderStack(nn.Module):
+    """Layers one after the other, each called with the same further inputs."""
+
+    def __init__(self, layers: Iterable[EncoderLayer]):
+        super().__init__()
+        self.layer = nn.ModuleList(layers)
+
+    def forward(self, hidden_states: torch.Tensor, *inputs: torch.Tensor | bool | None) -> torch.Tensor:
+        for layer in self.layer:
+            hidden_states = layer(hidden_states, *inputs)
+        return hidden_states
+
+
+class EncoderPreTrainedModel(PreTrainedModel):
+    """Initial values of the shared modules, and how Transformers treats every encoder here.
+
+    Loss: heads average over the labelled items of the call, or divide by `num_items_in_batch` where a trainer passes it
+    (the count over all micro-batches of an optimiser step), so that gradient accumulation is exact for every head.
+    """
+
+    config: EncoderConfig
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _input_embed_layer = "word_embeddings"
+    lengthening = ""  # what else helps against too long a sequence, `length` tokens, beside truncating it
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """Linear, Embedding, Conv1d: weight normal(0, initializer_range), bias and padding embedding 0. LayerNorm: weight
+        1, bias 0. `init` leaves alone what a checkpoint has filled."""
+        super()._init_weights(module)
+        if isinstance(module, BertEmbeddings):
+            init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1])[None])
+            init.zeros_(module.token_type_ids)
+        elif isinstance(module, BertLMPredictionHead):
+            init.zeros_(module.bias)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        """The learned position embeddings, an (N, H) table."""
+        return self.base_model.embeddings.position_embeddings
+
+
+class EncoderModel(EncoderPreTrainedModel):
+    """An encoder without a head, to be given its `forward`: `embed`, `encoder`, `pool`."""
+
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: EncoderConfig, layers: Iterable[EncoderLayer], add_pooling_layer: bool):
+        super().__init__(config)
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = EncoderStack(layers)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    def embed(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Embeddings (B, S, H) and a boolean mask (B, S) or None, of arguments that are checked first.
+
+        Raises:
+            ValueError: neither or both of the inputs; a mask of another shape; more than N tokens; on CPU, an id
+                outside its table (on an accelerator, the scripts check their data once, before training).
+        """
+        self._check_inputs(input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids)
+        embeddings = self.embeddings(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+        )
+        return embeddings, None if attention_mask is None else attention_mask != 0
+
+    def pool(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Each sequence's first real token, which left padding moves away from position 0, projected, (B, H)."""
+        if self.pooler is None:
+            return None
+        if mask is None:
+            return self.pooler(hidden_states[:, :1])
+        first = mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden_states.shape[-1])
+        return self.pooler(hidden_states.gather(1, first))
+
+    def _check_inputs(self, input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids):
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either input_ids or inputs_embeds, and not both.")
+        shape = input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1]
+        if len(shape) != 2:
+            raise ValueError(f"Inputs are batches of sequences, (B, S); got a batch and length of {tuple(shape)}.")
+        if attention_mask is not None and attention_mask.shape != shape:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)} and the input {tuple(shape)}: give one entry "
+                "for each token, 1 for real and 0 for padding."
+            )
+        if shape[1] > self.config.max_position_embeddings:
+            raise ValueError(
+                f"The sequence has {shape[1]} tokens, the model takes up to {self.config.max_position_embeddings}: "
+                f"truncate it{self.lengthening.format(length=shape[1])}."
+            )
+        if 0 in shape:
+            raise ValueError(
+                f"The batch is empty: {shape[0]} sequences of {shape[1]} tokens; give at least one of one."
+            )
+        # Reading values would stall an accelerator and break a compiled graph; an index error on CPU is caught here.
+        if torch.compiler.is_compiling():
+            return
+        embeddings = self.embeddings
+        remedy = "use the tokenizer the model was trained with, or model.resize_token_embeddings(len(tokenizer))"
+        for name, ids, table, mend in (
+            ("Token id", input_ids, embeddings.word_embeddings, remedy),
+            ("Token type", token_type_ids, embeddings.token_type_embeddings, "see config.type_vocab_size"),
+            ("Position", position_ids, embeddings.position_embeddings, "see config.max_position_embeddings"),
+        ):
+            size = table.num_embeddings
+            if ids is not None and ids.device.type == "cpu" and not (ids.min() >= 0 and ids.max() < size):
+                wrong = ids[(ids < 0) | (ids >= size)][0].item()
+                raise ValueError(f"{name} {wrong} is outside the model's 0..{size - 1}: {mend}.")

@@ -1,0 +1,105 @@
+"""PoNet's pooling network (Tan et al., "PoNet: Pooling Network for Efficient Token Mixing in Long Sequences", ICLR 2022,
+section 3): global aggregation, segment max-pooling and local max-pooling in place of attention, linear in the length.
+
+B batch, S length, H hidden, h heads, p = H / h.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .numerics import at_least_float32, zero_padding
+
+
+class PoolingMixer(nn.Module):
+    """Three poolings of a sequence, fused for each token; with the output projection that follows it does 6 H^2
+    multiply-adds a token where self-attention does 4.
+
+    Linear layers carry the names of the authors' program, in which the key is the value too.
+
+    Args:
+        hidden_size: H. num_heads: h, of the global aggregation.
+
+    Raises:
+        ValueError: h does not divide H.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
+        self.num_heads = num_heads
+        self.dense_q = nn.Linear(hidden_size, hidden_size)
+        self.dense_k = nn.Linear(hidden_size, hidden_size)
+        self.dense_o = nn.Linear(hidden_size, hidden_size)
+        self.dense_local = nn.Linear(hidden_size, hidden_size)
+        self.dense_segment = nn.Linear(hidden_size, hidden_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        segments: torch.Tensor | None = None,
+        apart: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, S, H) -> mixed states (B, S, H), zero at padding, and the global aggregation's weights (B, h, S).
+
+        Args:
+            mask: (B, S), True at real tokens. What lies under it has no influence on them.
+            segments: (B, S) integers from 0 to S, equal at the tokens of a segment; one segment when absent.
+            apart: (B, S), True at tokens that neither give to nor take from segment and local pooling.
+        """
+        hidden_states = zero_padding(hidden_states, mask)
+        pooled = ~apart if mask is None and apart is not None else mask
+        if mask is not None and apart is not None:
+            pooled = mask & ~apart
+        summary, weights = self._global_aggregation(hidden_states, mask)  # (B, 1, H)
+        segment = segment_max(self.dense_segment(hidden_states), segments, pooled)
+        local = local_max(self.dense_local(hidden_states), pooled)
+        mixed = (summary + segment) * self.dense_o(hidden_states) + local
+        return zero_padding(mixed, mask), weights
+
+    def _global_aggregation(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One attention of the mean query over all tokens: its output (B, 1, H) and weights (B, h, S)."""
+        dtype = hidden_states.dtype
+        query = at_least_float32(zero_padding(self.dense_q(hidden_states), mask))
+        key = self.dense_k(hidden_states).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, h, S, p)
+        count = hidden_states.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None]
+        mean = (query.sum(1) / count).unflatten(1, (self.num_heads, -1))  # (B, h, p)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            exact = at_least_float32(key)
+            scores = (exact @ mean[..., None]).squeeze(3) / math.sqrt(exact.shape[-1])  # (B, h, S)
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
+            weights = scores.softmax(-1)
+            if mask is not None:
+                weights = weights.masked_fill(~mask[:, None], 0)  # no real token at all gives zeros
+            summary = (weights[:, :, None] @ exact).transpose(1, 2).flatten(2)  # (B, 1, H)
+        return summary.to(dtype), weights
+
+
+def segment_max(states: torch.Tensor, segments: torch.Tensor | None, pooled: torch.Tensor | None) -> torch.Tensor:
+    """Each channel's maximum over the token's segment, (B, S, H); zero at tokens that are not `pooled` (B, S)."""
+    batch, length, hidden = states.shape
+    if pooled is not None:
+        states = states.masked_fill(~pooled[..., None], -math.inf)
+    if segments is None:
+        maxima = states.amax(1, keepdim=True).expand(-1, length, -1)
+    else:
+        index = segments[..., None].expand(-1, -1, hidden)
+        maxima = states.new_full((batch, length + 1, hidden), -math.inf)
+        maxima = maxima.scatter_reduce(1, index, states, "amax").gather(1, index)
+    # Before they meet anything else: infinities times a zero gradient are NaN.
+    return maxima if pooled is None else maxima.masked_fill(~pooled[..., None], 0)
+
+
+def local_max(states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    """Each channel's maximum over the token and its two neighbours, (B, S, H); zero at tokens that are not `pooled`."""
+    if pooled is not None:
+        states = states.masked_fill(~pooled[..., None], -math.inf)
+    maxima = F.max_pool1d(states.transpose(1, 2), kernel_size=3, stride=1, padding=1).transpose(1, 2)
+    return maxima if pooled is None else maxima.masked_fill(~pooled[..., None], 0)

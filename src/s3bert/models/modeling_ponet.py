@@ -1,0 +1,174 @@
+"""PoNet: BERT with its self-attention swapped for pooling (mixer_ponet.py), and the usual heads.
+
+B batch, S length, H hidden size, h heads.
+"""
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.bert.modeling_bert import BertSelfOutput
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_ponet import PoNetConfig
+from .encoder import EncoderLayer, EncoderModel, EncoderPreTrainedModel
+from .heads import (
+    MaskedLM,
+    MultipleChoice,
+    QuestionAnswering,
+    SequenceClassification,
+    TokenClassification,
+    tied_decoder,
+)
+from .mixer_ponet import PoolingMixer
+
+
+class PoNetAttention(nn.Module):
+    """Pooling, and BERT's output projection with the residual."""
+
+    def __init__(self, config: PoNetConfig):
+        super().__init__()
+        self.self = PoolingMixer(config.hidden_size, config.num_attention_heads)
+        self.output = BertSelfOutput(config)
+
+    def forward(self, hidden_states: torch.Tensor, *inputs: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        mixed, weights = self.self(hidden_states, *inputs)
+        return self.output(mixed, hidden_states), weights
+
+
+class PoNetLayer(EncoderLayer):
+    """PoNet's mixer and BERT's feed-forward; called with mask, segments and tokens apart, (B, S) each."""
+
+    def __init__(self, config: PoNetConfig):
+        super().__init__(config, PoNetAttention(config))
+
+
+class PoNetPreTrainedModel(EncoderPreTrainedModel):
+    """What every PoNet model shares."""
+
+    config_class = PoNetConfig
+    config: PoNetConfig
+    base_model_prefix = "ponet"
+    _no_split_modules = ["PoNetLayer"]
+    _can_record_outputs = {"hidden_states": PoNetLayer, "attentions": PoNetAttention}
+
+
+class PoNetModel(PoNetPreTrainedModel, EncoderModel):
+    """The encoder without a head."""
+
+    def __init__(self, config: PoNetConfig, add_pooling_layer: bool = True):
+        super().__init__(config, (PoNetLayer(config) for _ in range(config.num_hidden_layers)), add_pooling_layer)
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        segment_ids: torch.LongTensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | list[int] | None = None,
+    ) -> BaseModelOutputWithPooling | tuple:
+        """Encodes a batch of sequences of up to `max_position_embeddings` tokens.
+
+        Args:
+            input_ids: (B, S) token ids; or `inputs_embeds` (B, S, H) in their place, in which no token is special.
+            attention_mask: (B, S), nonzero at real tokens; any pattern, and all real when absent.
+            token_type_ids, position_ids: (B, S), as in BERT.
+            segment_ids: (B, S), from 0 to S and equal at the tokens of a segment (a sentence, a line); where absent,
+                `config.segment_rule` says. (The Trainer drops it unless `remove_unused_columns` is False.)
+            output_attentions: also returns, per layer, the weights (B, h, S) of the global aggregation.
+            output_hidden_states: also returns the embeddings and each layer's output, (B, S, H) each.
+
+        Returns:
+            `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token.
+
+        Raises:
+            ValueError: see `EncoderModel.embed`; `segment_ids` of another shape or, on CPU, outside 0 to S.
+        """
+        hidden_states, mask = self.embed(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        special = self._special(input_ids, mask)
+        segments = self._segments(hidden_states, special, segment_ids)
+        apart = special if self.config.clsgsepg else None
+        hidden_states = self.encoder(hidden_states, mask, segments, apart)
+        pooled = self.pool(hidden_states, mask)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def _special(self, input_ids: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """(B, S), True at real [CLS] and [SEP] tokens; None where ids are not known."""
+        if input_ids is None:
+            return None
+        special = torch.zeros_like(input_ids, dtype=torch.bool)
+        for token in (self.config.cls_token_id, self.config.sep_token_id):
+            if token is not None:
+                special = special | (input_ids == token)
+        return special if mask is None else special & mask
+
+    def _segments(
+        self, hidden_states: torch.Tensor, special: torch.Tensor | None, segment_ids: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Numbers from 0 to S, (B, S), equal at the tokens of a segment; None for one segment."""
+        batch, length, _ = hidden_states.shape
+        if segment_ids is not None:
+            if segment_ids.shape != (batch, length):
+                raise ValueError(
+                    f"segment_ids has shape {tuple(segment_ids.shape)} and the input {(batch, length)}: give a number for "
+                    "each token."
+                )
+            readable = segment_ids.device.type == "cpu" and not torch.compiler.is_compiling()
+            if readable and not (segment_ids.min() >= 0 and segment_ids.max() <= length):
+                wrong = segment_ids[(segment_ids < 0) | (segment_ids > length)][0].item()
+                raise ValueError(f"segment_ids holds {wrong}: number segments from 0, up to the length {length}.")
+            return segment_ids
+        if self.config.segment_rule == "special":
+            if special is None:
+                return None
+            # A special token begins a segment, and so does what follows it.
+            after = torch.cat((torch.zeros_like(special[:, :1]), special[:, :-1]), 1)
+            return (special | after).cumsum(1)
+        wanted = int(self.config.segment_rule.removeprefix("fixed:"))
+        width = self.config.max_position_embeddings // wanted + 1
+        return (torch.arange(length, device=hidden_states.device) // width).expand(batch, -1)
+
+
+class PoNetForMaskedLM(MaskedLM, PoNetPreTrainedModel):
+    """PoNet with BERT's masked-LM head."""
+
+    encoder_class = PoNetModel
+    _tied_weights_keys = tied_decoder("ponet")
+
+
+class PoNetForSequenceClassification(SequenceClassification, PoNetPreTrainedModel):
+    """PoNet with a linear layer on the pooled first token: classification, or regression."""
+
+    encoder_class = PoNetModel
+
+
+class PoNetForTokenClassification(TokenClassification, PoNetPreTrainedModel):
+    """PoNet with a linear layer on every token."""
+
+    encoder_class = PoNetModel
+
+
+class PoNetForQuestionAnswering(QuestionAnswering, PoNetPreTrainedModel):
+    """PoNet with scores for where an answer starts and ends."""
+
+    encoder_class = PoNetModel
+
+
+class PoNetForMultipleChoice(MultipleChoice, PoNetPreTrainedModel):
+    """PoNet with one score for each choice, from the pooled first token."""
+
+    encoder_class = PoNetModel
+
+
+__all__ = [
+    "PoNetForMaskedLM",
+    "PoNetForMultipleChoice",
+    "PoNetForQuestionAnswering",
+    "PoNetForSequenceClassification",
+    "PoNetForTokenClassification",
+    "PoNetModel",
+    "PoNetPreTrainedModel",
+]
