@@ -13,6 +13,8 @@ ALLOWED = {
     "tasks": {"tasks"},
     "training": {"checkpoints", "runlog", "measure"},
     "grid": {"training", "checkpoints"},
+    "jobs": set(),
+    "table3": set(),
     "checkpoints": set(),
     "runlog": set(),
     "measure": set(),

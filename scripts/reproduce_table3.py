@@ -1,0 +1,335 @@
+"""Repeats the paper's Table 3 under one budget: BERT, FNet, PoNet and S3BERT pretrained alike, then finetuned on GLUE alike.
+
+    python scripts/reproduce_table3.py --config configs/table3/smoke.yaml --output_dir runs/table3-smoke
+    python scripts/reproduce_table3.py --config configs/table3/cpu.yaml --output_dir runs/table3-cpu
+
+Every model reads the same packed corpus in the same batches with the same mask draws at every step, and the same GLUE
+batches. Each run is a job, `scripts/pretrain_mlm.py` or `scripts/run_glue.py` in a folder of its own under the output folder.
+A finished job is never run again, and one that was cut off goes on from its checkpoint: give the same command again.
+Whenever a job ends the output folder gets `results.json`, `results.md` (measured, the paper's, and both as percentages of
+BERT), `glue.png` and `pretraining.png`.
+
+A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that configuration if need be, as in
+`s3bert:num_segments=4,smoother_norm=layer`: an ablation is one more entry.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm.auto import tqdm
+from transformers.hf_argparser import HfArg
+
+from s3bert.config import parse_arguments, run_as_script, save_arguments
+from s3bert.jobs import Job, run_jobs
+from s3bert.runlog import read_log
+from s3bert.speed_results import machine
+from s3bert.table3 import TASKS, markdown, plot_pretraining, plot_scores, seed_scores, verdicts
+
+
+logger = logging.getLogger(__name__)
+
+ROOT = Path(__file__).parents[1]
+_SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget
+
+
+@dataclass
+class Budget:
+    """What the comparison may cost, and where its data is. One of `tokens` and `minutes` bounds each model's pretraining."""
+
+    output_dir: str = HfArg(help="folder of the comparison")
+    models: list[str] = HfArg(
+        help="models, each a name with changes to its configuration after a colon",
+        default_factory=lambda: ["bert", "fnet", "ponet", "s3bert"],
+    )
+    size: str = HfArg(help="which of configs/model/NAME-SIZE.json: base, small, mini, tiny", default="mini")
+    dataset_name: str = HfArg(help="corpus: a data source, or a folder that is prepared", default="synthetic")
+    tokenizer_name: str | None = HfArg(help="tokenizer of the corpus; trained on it by default", default=None)
+    vocab_size: int = HfArg(help="word pieces of a tokenizer trained on the corpus", default=8192)
+    max_seq_length: int = HfArg(help="tokens of a block of the corpus", default=128)
+    pretrain_config: str = HfArg(help="arguments of scripts/pretrain_mlm.py that all models share", default="")
+    tokens: int | None = HfArg(help="tokens each model is pretrained on", default=None)
+    minutes: float | None = HfArg(help="minutes each model is pretrained for, at the speed it shows", default=None)
+    learning_rates: list[float] = HfArg(
+        help="peak learning rates to try on each model; the lowest held-out loss decides",
+        default_factory=lambda: [1e-3],
+    )
+    search_share: float = HfArg(
+        help="share of the pretraining that each of several learning rates is tried for", default=0.1
+    )
+    warmup_share: float = HfArg(help="share of the steps of a pretraining that warm up", default=0.1)
+    glue_config: str = HfArg(help="arguments of scripts/run_glue.py that all models share", default="")
+    glue_dataset_name: str = HfArg(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
+    task_name: list[str] = HfArg(
+        help="GLUE tasks; `all` for those of Table 3 whose data is there", default_factory=lambda: ["all"]
+    )
+    jobs: int = HfArg(help="jobs side by side; they share the CPU's cores", default=1)
+    num_processes: int = HfArg(help="processes of each job, by accelerate launch; 1 for none of it", default=1)
+
+    def __post_init__(self):
+        if (self.tokens is None) == (self.minutes is None):
+            raise ValueError("Give one of --tokens and --minutes: what the pretraining of a model may cost.")
+        if len(set(self.models)) < len(self.models):
+            raise ValueError(f"models = {' '.join(self.models)}: one is named twice.")
+        for model in self.models:
+            if not self.model_file(model).exists():
+                files = (ROOT / "configs" / "model").glob(f"*-{self.size}.json")
+                there = ", ".join(sorted(file.stem.removesuffix(f"-{self.size}") for file in files))
+                raise ValueError(
+                    f"models: no {self.model_file(model)}. Of size {self.size} there is: {there or 'nothing'}."
+                )
+        for name in ("pretrain_config", "glue_config"):
+            if not Path(getattr(self, name)).is_file():
+                raise ValueError(f"{name} = {getattr(self, name)!r} is not a file; name a YAML file of arguments.")
+        for name in ("search_share", "warmup_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: a share lies between 0 and 1.")
+
+    def model_file(self, model: str) -> Path:
+        return ROOT / "configs" / "model" / f"{model.partition(':')[0]}-{self.size}.json"
+
+    def steps(self, tokens: float) -> int:
+        """Optimiser steps that read so many tokens; packed blocks have no padding."""
+        entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
+        sequences = entries.get("per_device_train_batch_size", 8) * entries.get("gradient_accumulation_steps", 1)
+        return max(1, round(tokens / (sequences * self.num_processes * self.max_seq_length)))
+
+    def command(self, script: str, *words: object) -> tuple[str, ...]:
+        """A script of this project with arguments, by accelerate where there are several processes."""
+        launcher = ["-m", "accelerate.commands.launch", "--num_processes", self.num_processes]
+        several = self.num_processes > 1 and script != "prepare_corpus.py"
+        return tuple(map(str, (sys.executable, *(launcher if several else []), ROOT / "scripts" / script, *words)))
+
+    def in_words(self) -> str:
+        cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
+        return (
+            f"Size {self.size}; each model pretrained for {cost} on {self.dataset_name}, blocks of {self.max_seq_length} "
+            f"tokens; GLUE from {self.glue_dataset_name}."
+        )
+
+
+class Comparison:
+    """The jobs of a budget, and what their result files say so far."""
+
+    def __init__(self, budget: Budget):
+        self.budget = budget
+        self.folder = Path(budget.output_dir)
+        given = Path(budget.dataset_name)
+        self.prepared = (given / "corpus.json").exists()
+        self.corpus = given if self.prepared else self.folder / "corpus"
+
+    def run(self) -> None:
+        """All stages; each is skipped as far as it was done before."""
+        budget = self.budget
+        if not self.prepared:
+            words = ["--dataset_name", budget.dataset_name, "--vocab_size", budget.vocab_size]
+            words += ["--max_seq_length", budget.max_seq_length, "--output_dir", self.corpus]
+            words += ["--tokenizer_name", budget.tokenizer_name] if budget.tokenizer_name else []
+            command = budget.command("prepare_corpus.py", *words)
+            self._run([Job("corpus", command, self.folder / "prepare", self.corpus / "corpus.json")])
+        if budget.minutes is not None:  # one at a time: a neighbour would slow them down
+            self._run(
+                [self._pretraining("speed", model, _SPEED_STEPS, budget.learning_rates[0]) for model in budget.models],
+                1,
+            )
+        if len(budget.learning_rates) > 1:
+            trials = [(model, rate) for rate in budget.learning_rates for model in budget.models]
+            self._run([self._trial(model, rate) for model, rate in trials])
+        runs = [self._pretraining("pretrained", model, self.steps(model), self.rate(model)) for model in budget.models]
+        self._run(runs + [self._finetuning(model, run) for model, run in zip(budget.models, runs)])
+
+    def steps(self, model: str) -> int:
+        """Optimiser steps of a model's pretraining, by its measured speed where minutes are the budget."""
+        if self.budget.minutes is None:
+            return self.budget.steps(self.budget.tokens)
+        speed = _read(self.folder / "speed" / model / "all_results.json")["train_tokens_per_second"]
+        return self.budget.steps(60 * self.budget.minutes * speed)
+
+    def search(self, model: str) -> dict[str, float | None]:
+        """Held-out loss by learning rate tried; None for one that failed."""
+        if len(self.budget.learning_rates) == 1:
+            return {}
+        files = {rate: self._trial(model, rate).result for rate in self.budget.learning_rates}
+        return {f"{rate:g}": _read(file)["eval_loss"] if file.exists() else None for rate, file in files.items()}
+
+    def rate(self, model: str) -> float:
+        """The learning rate with the lowest held-out loss.
+
+        Raises:
+            ValueError: all that were tried failed.
+        """
+        if len(self.budget.learning_rates) == 1:
+            return self.budget.learning_rates[0]
+        losses = {rate: loss for rate, loss in self.search(model).items() if loss is not None}
+        if not losses:
+            raise ValueError(f"{model}: every learning rate of {self.budget.learning_rates} failed; try lower ones.")
+        return float(min(losses, key=losses.get))
+
+    def results(self) -> dict[str, Any]:
+        """Everything that finished jobs have written, each part with the file it comes from."""
+        models, tasks = {}, {}
+        for model in self.budget.models:
+            file = self.folder / "pretrained" / model / "all_results.json"
+            if not file.exists():
+                continue
+            run = _read(file)
+            models[model] = {
+                "file": str(file.relative_to(self.folder)),
+                "learning_rate": self.rate(model),
+                "search": self.search(model),
+                "steps": run["train_steps"],
+                "tokens": run["train_tokens"],
+                "seconds": run["train_runtime"],
+            } | {name: run[name] for name in ("parameters", "eval_loss", "unigram_entropy")}
+        for model in models:
+            file = self.folder / "glue" / model / "all_results.json"
+            found = _read(file) if file.exists() else {}
+            found = found.get("tasks", {found["task"]: found} if "task" in found else {})
+            for task, scores in found.items():
+                entry = tasks.setdefault(task, {"not_the_official_data": scores["not_the_official_data"], "models": {}})
+                entry["models"][model] = seed_scores(scores) | {"file": str(file.relative_to(self.folder))}
+        complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(self.budget.models)}
+        results = {
+            "title": "Table 3 under one budget",
+            "budget": self.budget.in_words(),
+            "machine": machine("cpu"),
+            "models": models,
+            "tasks": {task: complete[task] for task in TASKS if task in complete}
+            | {task: entry for task, entry in complete.items() if task not in TASKS},
+        }
+        return results | {"verdicts": verdicts(results)}
+
+    def report(self) -> dict[str, Any]:
+        """Writes results, tables and pictures of what is finished; returns the results."""
+        results = self.results()
+        _write(self.folder / "results.json", json.dumps(results, indent=1) + "\n")
+        if results["models"]:
+            _write(self.folder / "results.md", markdown(results))
+            runs = {model: read_log(self.folder / "pretrained" / model / "log.jsonl") for model in results["models"]}
+            unigram = next(iter(results["models"].values()))["unigram_entropy"]
+            plot_pretraining(self.folder / "pretraining.png", runs, unigram, results["title"])
+        if results["tasks"]:
+            plot_scores(self.folder / "glue.png", results)
+        return results
+
+    def _trial(self, model: str, rate: float) -> Job:
+        steps = max(1, round(self.budget.search_share * self.steps(model)))
+        return self._pretraining("search", f"{model}-lr{rate:g}", steps, rate, optional=True)
+
+    def _pretraining(self, kind: str, name: str, steps: int, rate: float, optional: bool = False) -> Job:
+        model = next(model for model in self.budget.models if name in (model, f"{model}-lr{rate:g}"))
+        changes = model.partition(":")[2]
+        folder = self.folder / kind / name
+        words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
+        words += ["--config_overrides", changes] if changes else []
+        words += ["--dataset_name", self.corpus, "--learning_rate", rate, "--max_train_steps", steps]
+        words += ["--num_warmup_steps", round(self.budget.warmup_share * steps), "--output_dir", folder]
+        command = self.budget.command("pretrain_mlm.py", *words, "--resume_from_checkpoint", "latest")
+        return Job(f"{kind} {name}", command, folder, folder / "all_results.json", optional=optional, steps=steps)
+
+    def _finetuning(self, model: str, start: Job) -> Job:
+        folder = self.folder / "glue" / model
+        words = ["--config", self.budget.glue_config, "--model_name_or_path", start.folder, "--output_dir", folder]
+        words += ["--dataset_name", self.budget.glue_dataset_name, "--task_name", *self.budget.task_name]
+        command = self.budget.command("run_glue.py", *words)
+        return Job(f"glue {model}", command, folder, folder / "all_results.json", after=(start.name,))
+
+    def _run(self, jobs: list[Job], at_once: int | None = None) -> None:
+        at_once = at_once or self.budget.jobs
+        threads = max(1, (os.cpu_count() or 1) // (at_once * self.budget.num_processes))
+        with _Progress(jobs, self.report) as watch:
+            run_jobs(jobs, at_once, {"OMP_NUM_THREADS": str(threads)}, watch)
+
+
+class _Progress:
+    """A bar for each running job, from the log it writes; a line and a fresh report for each one that ends."""
+
+    def __init__(self, jobs: list[Job], report: Callable[[], object]):
+        self.jobs = {job.name: job for job in jobs}
+        self.report = report
+        self.bars: dict[str, tqdm] = {}
+        self.ended: set[str] | None = None
+
+    def __enter__(self) -> Callable[[list[str], list[str]], None]:
+        return self._watch
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self.bars.values():
+            bar.close()
+
+    def _watch(self, running: list[str], ended: list[str]) -> None:
+        for name in [name for name in self.bars if name not in running]:
+            self.bars.pop(name).close()
+        for name in running:
+            job = self.jobs[name]
+            if name not in self.bars:
+                taken = {bar.pos for bar in self.bars.values()}
+                free = next(place for place in range(len(self.jobs)) if -place not in taken)
+                self.bars[name] = tqdm(
+                    desc=name, total=job.steps, position=free, unit="step", leave=False, disable=None
+                )
+            self._update(self.bars[name], job)
+        if self.ended is None:
+            self.ended = set(ended)
+        for name in [name for name in ended if name not in self.ended]:
+            tqdm.write(f"{name}: done ({len(ended)} of {len(self.jobs)})", file=sys.stderr)
+            self.ended.add(name)
+            self.report()
+
+    @staticmethod
+    def _update(bar: tqdm, job: Job) -> None:
+        if job.steps is None:
+            cells = len(list(job.folder.glob("**/cells/*/results.json")))
+            bar.set_postfix_str(f"{cells} trainings done")
+            return
+        records = read_log(job.folder / "log.jsonl")
+        bar.n = max((record["step"] for record in records), default=0)
+        losses = [
+            f"{name} {record[name]:.3f}" for name in ("loss", "eval_loss") for record in records[::-1] if name in record
+        ]
+        bar.set_postfix_str(", ".join(losses[:1] + [text for text in losses if text.startswith("eval")][:1]))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _write(file: Path, text: str) -> None:
+    aside = file.with_name(f".{file.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, file)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Runs the script; returns the content of `results.json`.
+
+    Raises:
+        ValueError: the folder holds a comparison under another budget.
+    """
+    (budget,) = parse_arguments((Budget,), argv, __doc__)
+    comparison = Comparison(budget)
+    file = comparison.folder / "arguments.yaml"
+    if file.exists():
+        before, now = yaml.safe_load(file.read_text(encoding="utf-8")), vars(budget)
+        free = {"output_dir", "jobs", "models", "task_name"}  # what may change between two starts
+        for name in now.keys() - free:
+            if before.get(name) != now[name]:
+                raise ValueError(
+                    f"{comparison.folder} holds a comparison with {name} = {before.get(name)}, now it is {now[name]}: give the "
+                    "same budget to go on with it, or another --output_dir."
+                )
+    save_arguments(file, budget)
+    comparison.run()
+    results = comparison.report()
+    print((comparison.folder / "results.md").read_text(encoding="utf-8"))
+    return results
+
+
+if __name__ == "__main__":
+    run_as_script(main)

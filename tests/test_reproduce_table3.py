@@ -1,0 +1,176 @@
+"""scripts/reproduce_table3.py: a whole comparison at toy size, kills included, its tables, and what may be said of them."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from s3bert.config import parse_arguments
+from s3bert.table3 import PUBLISHED, TASKS, average_name, markdown, plot_scores, verdict
+
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts/reproduce_table3.py"
+# Relative to the project, as in the configuration files.
+TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "--tokens", "4096"]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("reproduce_table3", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reproduce_table3"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_times(results: dict) -> dict:
+    for entry in results["models"].values():
+        del entry["seconds"]
+    return results
+
+
+def run(folder: Path, *words: str, timeout: float | None = None) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPT), *TOY, "--output_dir", str(folder), *words]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout)
+    return process
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory) -> Path:
+    """A finished comparison of two models under one learning rate."""
+    folder = tmp_path_factory.mktemp("comparison")
+    process = run(folder, "--learning_rates", "1e-3")
+    assert process.returncode == 0, process.stdout.read()
+    return folder
+
+
+def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(comparison):
+    results = json.loads((comparison / "results.json").read_text())
+    assert list(results["models"]) == ["bert", "s3bert"]
+    for model, entry in results["models"].items():
+        run_file = json.loads((comparison / entry["file"]).read_text())
+        assert entry["eval_loss"] == run_file["eval_loss"]
+        assert entry["tokens"] == run_file["train_tokens"] == 4096
+        scores = results["tasks"]["synthetic_acceptability"]["models"][model]
+        assert scores["seeds"] == [json.loads((comparison / scores["file"]).read_text())["score_mean"]]
+    text = (comparison / "results.md").read_text()
+    assert "bert and s3bert differ by" in text
+    assert "no verdict" in text
+    assert "it has not left its first plateau" in text
+    assert ", the paper's" not in text, "other tasks than the paper's stand beside nothing of the paper's"
+    for picture in ("glue.png", "pretraining.png"):
+        assert (comparison / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_models_read_the_same_batches_with_the_same_masks(comparison):
+    """Same corpus, seed and step are the same batch by construction; the held-out masks show in the unigram entropy."""
+    arguments = [(comparison / "pretrained" / model / "arguments.yaml").read_text() for model in ("bert", "s3bert")]
+    differing = [pair for pair in zip(*(text.splitlines() for text in arguments), strict=True) if pair[0] != pair[1]]
+    assert {left.split(":")[0] for left, _ in differing} == {"config_name", "output_dir"}
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_path):
+    """Alone, so that its job lives on, and with its jobs, so that they go on from their checkpoints."""
+    chance = random.Random(5)
+    for group in (False, True, True):
+        process = run(tmp_path, "--learning_rates", "1e-3", timeout=chance.uniform(8, 25))
+        if process.poll() is None:
+            (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+            process.wait()
+    process = run(tmp_path, "--learning_rates", "1e-3")
+    assert process.returncode == 0, process.stdout.read()
+    results = [without_times(json.loads((folder / "results.json").read_text())) for folder in (comparison, tmp_path)]
+    assert results[0] == results[1]
+
+
+def test_the_papers_budget_is_a_million_steps_of_256_sequences(script, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (budget,) = parse_arguments((script.Budget,), ["--config", "configs/table3/paper.yaml", "--output_dir", "x"])
+    assert budget.steps(budget.tokens) == 1_000_000
+    assert round(budget.warmup_share * budget.steps(budget.tokens)) == 5000
+    assert "accelerate.commands.launch" in budget.command("pretrain_mlm.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert"),
+        (["--models", "bert", "bert"], "one is named twice"),
+        (["--minutes", "3"], "Give one of --tokens and --minutes"),
+        (["--glue_config", "nowhere.yaml"], "glue_config = 'nowhere.yaml' is not a file"),
+        (["--warmup_share", "2"], "warmup_share = 2.0: a share lies between 0 and 1"),
+    ],
+)
+def test_a_wrong_budget_is_refused_before_anything_runs(script, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ValueError, match=message):
+        script.main([*TOY, "--output_dir", str(tmp_path), *words])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_budget_is_left_alone(script, comparison, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    before = (comparison / "results.json").read_bytes()
+    with pytest.raises(ValueError, match=r"tokens = 4096, now it is 8192: give the same budget"):
+        script.main([*TOY, "--output_dir", str(comparison), "--learning_rates", "1e-3", "--tokens", "8192"])
+    assert (comparison / "results.json").read_bytes() == before
+
+
+def made_up(seeds: int, tasks: tuple[str, ...] = TASKS) -> dict:
+    """Results as if the paper's scores had been measured, each seed a point apart."""
+    entry = {"parameters": 1, "learning_rate": 1e-3, "search": {}, "steps": 1, "tokens": 1, "seconds": 1}
+    models = {model: entry | {"eval_loss": 3.0, "unigram_entropy": 7.0} for model in PUBLISHED}
+    scores = {
+        task: {
+            "not_the_official_data": [],
+            "models": {
+                model: {"seeds": [(paper[task] + seed - (seeds - 1) / 2) / 100 for seed in range(seeds)]}
+                for model, paper in PUBLISHED.items()
+            },
+        }
+        for task in tasks
+    }
+    return {"title": "t", "budget": "b", "models": models, "tasks": scores, "verdicts": []}
+
+
+def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
+    """95.8% of BERT, 4.8% over FNet, 0.3% over PoNet, by the table's own figures."""
+    text = markdown(made_up(1))
+    assert "| s3bert, measured | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
+    assert "| s3bert, the paper's | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
+    for whose in ("measured", "the paper's"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| s3bert, {whose}, % of BERT")]
+        assert line.endswith("| 95.8 |")
+    averages = {model: sum(scores.values()) / 8 for model, scores in PUBLISHED.items()}
+    assert round(averages["s3bert"] / averages["fnet"], 3) == 1.048
+    assert round(averages["s3bert"] / averages["ponet"], 3) == 1.003
+    assert "± 1.00" in markdown(made_up(3))
+    plot_scores(tmp_path / "scores.png", made_up(3))
+    assert (tmp_path / "scores.png").stat().st_size > 10_000
+
+
+def test_an_average_over_other_tasks_never_goes_by_the_papers_name():
+    assert average_name(list(TASKS)) == "average"
+    text = markdown(made_up(1, TASKS[2:]))
+    assert "| mean of 6: qnli, sst2, cola, stsb, mrpc, rte |" in text
+    assert "average |" not in text
+
+
+def test_a_difference_within_the_spread_is_no_win():
+    assert "within the spread" in verdict("a", "b", [0.80, 0.82, 0.84], [0.79, 0.82, 0.82])
+    assert "a is ahead of b by 10.00 points" in verdict("a", "b", [0.90, 0.91, 0.92], [0.80, 0.81, 0.82])
+    assert "a is behind b" in verdict("a", "b", [0.80, 0.81, 0.82], [0.90, 0.91, 0.92])
+    assert "no verdict" in verdict("a", "b", [0.9], [0.8])
