@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import benchmark
 import pytest
 import torch
 import yaml
@@ -27,9 +28,6 @@ from s3bert.speed_report import speed_report, time_exponent
 
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import benchmark  # noqa: E402
 
 
 CPU = torch.device("cpu")

@@ -1,9 +1,8 @@
 """What only an accelerator can show; deselected by default, `pytest -m gpu` runs it."""
 
 import json
-import sys
-from pathlib import Path
 
+import pretrain_mlm
 import pytest
 import torch
 
@@ -14,8 +13,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -33,8 +30,6 @@ def test_outputs_on_the_gpu_are_those_of_the_cpu(norm):
 
 
 def test_a_bf16_compiled_base_size_run_reports_tokens_per_second_and_mfu(tmp_path):
-    import pretrain_mlm
-
     words = ["--model_type", "s3bert", "--config_overrides", "sparse_prediction=true", "--dataset_name", "synthetic"]
     words += [
         "--vocab_size",

@@ -1,7 +1,6 @@
 """scripts/reproduce_table3.py: a whole comparison at toy size, kills included, its tables, and what may be said of them."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import reproduce_table3
 
 from s3bert.config import parse_arguments
 from s3bert.table3 import PUBLISHED, TASKS, average_name, markdown, plot_scores, verdict
@@ -20,15 +20,6 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/reproduce_table3.py"
 # Relative to the project, as in the configuration files.
 TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "--tokens", "4096"]
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("reproduce_table3", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reproduce_table3"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def without_times(results: dict) -> dict:
@@ -96,9 +87,11 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
     assert results[0] == results[1]
 
 
-def test_the_papers_budget_is_a_million_steps_of_256_sequences(script, monkeypatch):
+def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
     monkeypatch.chdir(ROOT)
-    (budget,) = parse_arguments((script.Budget,), ["--config", "configs/table3/paper.yaml", "--output_dir", "x"])
+    (budget,) = parse_arguments(
+        (reproduce_table3.Budget,), ["--config", "configs/table3/paper.yaml", "--output_dir", "x"]
+    )
     assert budget.steps(budget.tokens) == 1_000_000
     assert round(budget.warmup_share * budget.steps(budget.tokens)) == 5000
     assert "accelerate.commands.launch" in budget.command("pretrain_mlm.py")
@@ -114,18 +107,18 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(script, monkeypat
         (["--warmup_share", "2"], "warmup_share = 2.0: a share lies between 0 and 1"),
     ],
 )
-def test_a_wrong_budget_is_refused_before_anything_runs(script, words, message, tmp_path, monkeypatch):
+def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(ValueError, match=message):
-        script.main([*TOY, "--output_dir", str(tmp_path), *words])
+        reproduce_table3.main([*TOY, "--output_dir", str(tmp_path), *words])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_another_budget_is_left_alone(script, comparison, monkeypatch):
+def test_a_folder_of_another_budget_is_left_alone(comparison, monkeypatch):
     monkeypatch.chdir(ROOT)
     before = (comparison / "results.json").read_bytes()
     with pytest.raises(ValueError, match=r"tokens = 4096, now it is 8192: give the same budget"):
-        script.main([*TOY, "--output_dir", str(comparison), "--learning_rates", "1e-3", "--tokens", "8192"])
+        reproduce_table3.main([*TOY, "--output_dir", str(comparison), "--learning_rates", "1e-3", "--tokens", "8192"])
     assert (comparison / "results.json").read_bytes() == before
 
 

@@ -1,6 +1,5 @@
 """scripts/run_glue.py on its smoke configuration, end to end: the folder it leaves, resuming, several tasks, errors."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import run_glue
 import torch
 from datasets import Dataset
 from transformers import (
@@ -28,15 +28,6 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/run_glue.py"
 SMOKE = ["--config", str(ROOT / "configs/glue/smoke.yaml")]
 POSITIONS = 16
-
-
-@pytest.fixture(scope="module")
-def run_glue():
-    spec = importlib.util.spec_from_file_location("run_glue", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["run_glue"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +79,7 @@ def arguments(checkpoint: Path, output_dir: Path, *more: str, task: str = "synth
     return [*SMOKE, *names, *more]
 
 
-def test_a_grid_leaves_a_complete_repository_with_the_best_cell_and_all_figures(run_glue, checkpoints, tmp_path):
+def test_a_grid_leaves_a_complete_repository_with_the_best_cell_and_all_figures(checkpoints, tmp_path):
     argv = arguments(checkpoints / "s3bert", tmp_path, "--learning_rate", "1e-3", "1e-2", "--seed", "1", "2")
     results = run_glue.main(argv)
     assert results == json.loads((tmp_path / "all_results.json").read_text())
@@ -117,7 +108,7 @@ def test_a_grid_leaves_a_complete_repository_with_the_best_cell_and_all_figures(
     assert {file: file.stat().st_mtime_ns for file in logs} == logs, "and trains nothing"
 
 
-def test_a_killed_cell_goes_on_to_the_last_digit(run_glue, checkpoints, tmp_path):
+def test_a_killed_cell_goes_on_to_the_last_digit(checkpoints, tmp_path):
     changes = ["--num_train_epochs", "30", "--max_train_samples", "32", "--save_steps", "10", "--eval_steps", "400"]
     argv = arguments(checkpoints / "s3bert", tmp_path / "killed", *changes)
     with (tmp_path / "output").open("w") as output:
@@ -141,7 +132,7 @@ def test_a_killed_cell_goes_on_to_the_last_digit(run_glue, checkpoints, tmp_path
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-def test_several_tasks_get_a_folder_each_and_a_mean_under_its_own_name(run_glue, checkpoints, glue_folder, tmp_path):
+def test_several_tasks_get_a_folder_each_and_a_mean_under_its_own_name(checkpoints, glue_folder, tmp_path):
     argv = arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="stsb mnli")
     results = run_glue.main([*argv, "--num_train_epochs", "1"])
     assert list(results["tasks"]) == ["stsb", "mnli"]
@@ -157,7 +148,7 @@ def test_several_tasks_get_a_folder_each_and_a_mean_under_its_own_name(run_glue,
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "stsb").config.problem_type == "regression"
 
 
-def test_all_runs_what_there_is_and_lists_the_rest_with_reasons(run_glue, checkpoints, glue_folder, tmp_path):
+def test_all_runs_what_there_is_and_lists_the_rest_with_reasons(checkpoints, glue_folder, tmp_path):
     argv = arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="all")
     results = run_glue.main([*argv, "--max_train_steps", "1"])
     assert set(results["tasks"]) == {"sst2", "stsb", "mnli"}
@@ -168,7 +159,7 @@ def test_all_runs_what_there_is_and_lists_the_rest_with_reasons(run_glue, checkp
         run_glue.main(arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="sst2 qnli"))
 
 
-def test_models_of_other_types_run_and_fnet_is_padded_to_one_length(run_glue, checkpoints, tmp_path, caplog):
+def test_models_of_other_types_run_and_fnet_is_padded_to_one_length(checkpoints, tmp_path, caplog):
     for name in ("distilbert", "fnet"):
         caplog.clear()
         with caplog.at_level("INFO"):
@@ -187,7 +178,7 @@ def test_models_of_other_types_run_and_fnet_is_padded_to_one_length(run_glue, ch
         (["--resume_from_checkpoint", "x"], "synthetic_acceptability", "leave the argument out"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_trained(run_glue, checkpoints, tmp_path, more, task, message):
+def test_bad_input_is_refused_before_anything_is_trained(checkpoints, tmp_path, more, task, message):
     with pytest.raises(ValueError, match=message):
         run_glue.main(arguments(checkpoints / "s3bert", tmp_path / "out", *more, task=task))
     assert not (tmp_path / "out").exists()
