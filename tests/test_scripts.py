@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import plot_losses
 import prepare_corpus
 import pretrain_mlm
+import push_to_hub
 import pytest
 import reproduce_table3
 import run_glue
@@ -14,6 +17,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from s3bert.checkpoints import all_checkpoints
@@ -69,6 +73,62 @@ def test_a_pretraining_run_leaves_a_complete_hub_repository(pretrained, corpus):
     guesses = pipeline("fill-mask", model=str(pretrained))("the [MASK] was there .")
     assert len(guesses) == 5
     assert torch.isfinite(AutoModel.from_pretrained(pretrained)(**tokenizer("a word", return_tensors="pt"))[0]).all()
+
+
+def test_a_dry_run_of_publishing_lists_what_others_need_and_nothing_else(pretrained, capsys):
+    assert push_to_hub.main(["--folder", str(pretrained), "--dry_run"]) is None
+    listed = {line.split()[-1] for line in capsys.readouterr().out.splitlines()[:-1]}
+    assert listed >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+        "modeling_s3bert.py",
+        "heads.py",
+    }
+    assert not [name for name in listed if name.startswith(("checkpoint-", "corpus", "."))]
+    assert list(pretrained.glob("checkpoint-*")), "there was something to leave out"
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+
+
+def overflow(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["cls.predictions.bias"][0] = float("inf")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json: name the folder of a finished run"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "No model.safetensors: the run is not finished"),
+        (cut, "model.safetensors is damaged"),
+        (overflow, "holds numbers that are not finite"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "No tokenizer"),
+        (
+            lambda folder: (folder / "modeling_s3bert.py").unlink(),
+            "No modeling_s3bert.py, which the configuration's auto_map",
+        ),
+        (lambda folder: (folder / "README.md").unlink(), "No README.md"),
+        (replace("README.md", "library_name", "library"), "the metadata has no library_name"),
+        (replace("README.md", "---\n", "---\n{"), "its metadata cannot be read"),
+        (lambda folder: (folder / "training_args.bin").write_bytes(b"x"), "training_args.bin: pickled files"),
+    ],
+)
+def test_a_folder_that_others_could_not_use_is_not_published(damage, message, pretrained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(pretrained, folder)
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        push_to_hub.main(["--folder", str(folder), "--dry_run"])
 
 
 def test_saved_arguments_repeat_a_run_to_the_last_digit(pretrained, tmp_path):

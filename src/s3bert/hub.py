@@ -1,10 +1,15 @@
-"""What the Hub sees of a run: the model card with the run's own figures, and the upload of the finished folder."""
+"""What the Hub sees of a run: the model card with the run's own figures, and the finished folder, checked and uploaded."""
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import EvalResult, HfApi, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.utils import filter_repo_objects
+from safetensors import SafetensorError, safe_open
+from yaml import YAMLError
 
 
 @dataclass
@@ -99,14 +104,64 @@ def write_model_card(
     return card
 
 
+_LEFT_OUT = ["checkpoint-*", "corpus/*", "cells/*", ".*", "*/.*"]  # what of a run's folder stays at home
+
+
+def files_to_push(folder: Path) -> list[Path]:
+    """What `push_folder` uploads: a run's folder without checkpoints, corpora, cells and hidden files."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return [folder / name for name in sorted(filter_repo_objects(names, ignore_patterns=_LEFT_OUT))]
+
+
+def problems(folder: Path) -> list[str]:
+    """Why a folder is not a repository that others can use; [] when it is. Reads everything, and needs no network."""
+    if not (folder / "config.json").is_file():
+        return [f"{folder} has no config.json: name the folder of a finished run."]
+    names = {str(path.relative_to(folder)) for path in files_to_push(folder)}
+    found = []
+    weights = sorted(name for name in names if name.startswith("model") and name.endswith(".safetensors"))
+    if not weights:
+        found.append("No model.safetensors: the run is not finished.")
+    for name in weights:
+        try:
+            with safe_open(folder / name, "pt") as tensors:
+                keys = tensors.keys()
+                wrong = [key for key in keys if not tensors.get_tensor(key).isfinite().all()]
+            found += [f"{name}: {key} holds numbers that are not finite." for key in wrong]
+        except SafetensorError as error:
+            found.append(f"{name} is damaged ({error}): train again from the last checkpoint, or copy it anew.")
+    pickles = sorted(name for name in names if Path(name).suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
+    found += [f"{name}: pickled files can run anything where they are opened; remove it." for name in pickles]
+    if not {"tokenizer.json", "tokenizer_config.json"} <= names:
+        found.append("No tokenizer: save the one that the model was trained with into the folder.")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    modules = {f"{target.split('.')[0]}.py" for target in config.get("auto_map", {}).values()}
+    found += [f"No {name}, which the configuration's auto_map names." for name in sorted(modules - names)]
+    return found + _card_problems(folder / "README.md")
+
+
+def _card_problems(card: Path) -> list[str]:
+    if not card.is_file():
+        return ["No README.md: a model card that says what was trained on what, and what was measured."]
+    try:
+        data = ModelCard.load(card).data
+    except (ValueError, YAMLError) as error:
+        return [f"README.md: its metadata cannot be read ({error})."]
+    missing = [name for name in ("license", "library_name", "pipeline_tag") if not getattr(data, name, None)]
+    found = [f"README.md: the metadata has no {name}." for name in missing]
+    for result in data.eval_results or []:
+        if not isinstance(result.metric_value, int | float) or not math.isfinite(result.metric_value):
+            found.append(f"README.md: {result.metric_type} on {result.dataset_name} is {result.metric_value}.")
+    return found
+
+
 def push_folder(folder: Path, repository: str | None) -> str:
-    """Uploads a finished run's folder, without checkpoints, corpora and cells; returns the repository's id.
+    """Uploads a finished run's folder, as `files_to_push` says; returns the repository's id.
 
     Args:
         repository: where to; by default the folder's name in the user's own space, created when it is not there.
     """
     api = HfApi()
     created = api.create_repo(repository or folder.name, exist_ok=True).repo_id
-    left_out = ["checkpoint-*", "corpus/*", "cells/*", ".*", "*/.*"]
-    api.upload_folder(repo_id=created, folder_path=folder, ignore_patterns=left_out)
+    api.upload_folder(repo_id=created, folder_path=folder, ignore_patterns=_LEFT_OUT)
     return created
