@@ -1,7 +1,7 @@
 """Repeats the paper's Table 3 under one budget: BERT, FNet, PoNet and S3BERT pretrained alike, then finetuned on GLUE alike.
 
     python scripts/reproduce_table3.py --config configs/table3/smoke.yaml --output_dir runs/table3-smoke
-    python scripts/reproduce_table3.py --config configs/table3/cpu.yaml --output_dir runs/table3-cpu
+    python scripts/reproduce_table3.py --config configs/table3/paper.yaml --output_dir runs/table3
 
 Every model reads the same packed corpus in the same batches with the same mask draws at every step, and the same GLUE
 batches. Each run is a job, `scripts/pretrain_mlm.py` or `scripts/run_glue.py` in a folder of its own under the output folder.
