@@ -52,9 +52,9 @@ class PoolingMixer(nn.Module):
             apart: (B, S), True at tokens that neither give to nor take from segment and local pooling.
         """
         hidden_states = zero_padding(hidden_states, mask)
-        pooled = ~apart if mask is None and apart is not None else mask
-        if mask is not None and apart is not None:
-            pooled = mask & ~apart
+        pooled = mask
+        if apart is not None:
+            pooled = ~apart if mask is None else mask & ~apart
         summary, weights = self._global_aggregation(hidden_states, mask)  # (B, 1, H)
         segment = segment_max(self.dense_segment(hidden_states), segments, pooled)
         local = local_max(self.dense_local(hidden_states), pooled)
