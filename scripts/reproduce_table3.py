@@ -14,7 +14,6 @@ A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that con
 """
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -32,8 +31,6 @@ from s3bert.runlog import read_log
 from s3bert.speed_results import machine
 from s3bert.table3 import TASKS, markdown, plot_pretraining, plot_scores, seed_scores, verdicts
 
-
-logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[1]
 _SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget
@@ -220,10 +217,12 @@ class Comparison:
 
     def _trial(self, model: str, rate: float) -> Job:
         steps = max(1, round(self.budget.search_share * self.steps(model)))
-        return self._pretraining("search", f"{model}-lr{rate:g}", steps, rate, optional=True)
+        return self._pretraining("search", model, steps, rate, suffix=f"-lr{rate:g}", optional=True)
 
-    def _pretraining(self, kind: str, name: str, steps: int, rate: float, optional: bool = False) -> Job:
-        model = next(model for model in self.budget.models if name in (model, f"{model}-lr{rate:g}"))
+    def _pretraining(
+        self, kind: str, model: str, steps: int, rate: float, suffix: str = "", optional: bool = False
+    ) -> Job:
+        name = model + suffix
         changes = model.partition(":")[2]
         folder = self.folder / kind / name
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
