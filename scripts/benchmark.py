@@ -15,6 +15,7 @@ from typing import Any
 
 from s3bert.benchmark import BenchmarkConfig, profile_model, run_benchmark
 from s3bert.config import parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
 from s3bert.peers import EncoderSize, UnsuitableError
 from s3bert.speed_report import plot_speeds, speed_report
 
@@ -29,12 +30,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     results = run_benchmark(size, config)
     save_arguments(folder / "arguments.yaml", size, config)
     report = speed_report(results)
-    (folder / "results.md").write_text(report, encoding="utf-8")
+    write_text(folder / "results.md", report)
     plot_speeds(folder / "speed.png", results)
     print(f"\n{report}")
     for name in config.models if config.profile else []:
         try:
-            (folder / f"profile-{name}.md").write_text(profile_model(name, size, config), encoding="utf-8")
+            write_text(folder / f"profile-{name}.md", profile_model(name, size, config))
         except UnsuitableError as error:
             logger.warning("%s has no profile: %s", name, error)
     return results

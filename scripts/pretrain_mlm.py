@@ -22,10 +22,11 @@ from transformers.hf_argparser import HfArg
 
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
 from s3bert.hub import Figure, push_folder, write_model_card
 from s3bert.runlog import plot_losses
 from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
-from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, StreamedMlmBatches
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences, StreamedMlmBatches
 from s3bert.tasks.streaming import StreamingCorpus
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
@@ -55,6 +56,11 @@ class MlmArguments:
     """The objective, its evaluation, and publishing."""
 
     mlm_probability: float = HfArg(help="share of the tokens to predict", default=0.15)
+    short_seq_length: int | None = HfArg(
+        help="cut the blocks of the first steps into sequences of so many tokens: small models learn far sooner from them",
+        default=None,
+    )
+    short_seq_share: float = HfArg(help="share of the steps that do so", default=0.3)
     max_eval_blocks: int | None = HfArg(help="held-out blocks to evaluate on; all of them by default", default=None)
     push_to_hub: bool = HfArg(help="upload the finished folder", default=False)
     hub_model_id: str | None = HfArg(help="repository to upload to; the output folder's name by default", default=None)
@@ -122,6 +128,21 @@ def build_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, b
     return model
 
 
+def short_sequences(mlm: MlmArguments, steps: int | None, block_size: int) -> ShortSequences | None:
+    """The phase on short sequences, if one is asked for.
+
+    Raises:
+        ValueError: the length does not divide a block's; a share of an unknown number of steps, or no share.
+    """
+    if mlm.short_seq_length is None:
+        return None
+    if not 0 < mlm.short_seq_share <= 1:
+        raise ValueError(f"short_seq_share = {mlm.short_seq_share}: a share lies between 0 and 1.")
+    if steps is None:
+        raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
+    return ShortSequences(mlm.short_seq_length, round(mlm.short_seq_share * steps), block_size)
+
+
 def corpus_name(corpus: Corpus | StreamingCorpus) -> str:
     """The sources for people: Hub ids, or the last part of local paths."""
     sources = dict.fromkeys(record["source"] for record in corpus.manifest["files"])
@@ -144,7 +165,6 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
         "parameters": parameters,
     }
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
-    (folder / "all_results.json").write_text(json.dumps(results, indent=2) + "\n")
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
     figures = [
         Figure("fill-mask", corpus_name(corpus), "validation", name, result.metrics[name])
@@ -168,6 +188,8 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
     write_model_card(
         folder, folder.name, model.config.model_type, summary, figures, facts, command, picture="losses.png"
     )
+    # Last, for who waits for it: all the rest is there when it is.
+    write_text(folder / "all_results.json", json.dumps(results, indent=2) + "\n")
 
 
 def main(argv: list[str] | None = None) -> TrainingResult:
@@ -183,13 +205,14 @@ def main(argv: list[str] | None = None) -> TrainingResult:
     set_seed(training.seed)
     model = build_model(model_arguments, corpus.tokenizer, corpus.block_size)
     batch_size = training.global_batch_size()
+    short = short_sequences(mlm, training.max_train_steps, corpus.block_size)
     if data.streaming:
         steps = training.max_train_steps
         if steps is None:
             raise ValueError("A streamed corpus has no known length: give --max_train_steps.")
-        batches = StreamedMlmBatches(corpus, "train", masking, batch_size, training.seed, steps)
+        batches = StreamedMlmBatches(corpus, "train", masking, batch_size, training.seed, steps, short)
     else:
-        batches = MlmBatches(corpus.split("train"), masking, batch_size, training.seed)
+        batches = MlmBatches(corpus.split("train"), masking, batch_size, training.seed, short)
     held_out = HeldOut(corpus.split("validation"), masking, training.per_device_eval_batch_size, mlm.max_eval_blocks)
     if processes.is_main_process:
         save_arguments(folder / "arguments.yaml", model_arguments, data, mlm, training)

@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
 from s3bert.jobs import Job, run_jobs
 from s3bert.runlog import read_log
 from s3bert.speed_results import machine
@@ -205,9 +206,9 @@ class Comparison:
     def report(self) -> dict[str, Any]:
         """Writes results, tables and pictures of what is finished; returns the results."""
         results = self.results()
-        _write(self.folder / "results.json", json.dumps(results, indent=1) + "\n")
+        write_text(self.folder / "results.json", json.dumps(results, indent=1) + "\n")
         if results["models"]:
-            _write(self.folder / "results.md", markdown(results))
+            write_text(self.folder / "results.md", markdown(results))
             runs = {model: read_log(self.folder / "pretrained" / model / "log.jsonl") for model in results["models"]}
             unigram = next(iter(results["models"].values()))["unigram_entropy"]
             plot_pretraining(self.folder / "pretraining.png", runs, unigram, results["title"])
@@ -297,12 +298,6 @@ class _Progress:
 
 def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _write(file: Path, text: str) -> None:
-    aside = file.with_name(f".{file.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, file)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from transformers.hf_argparser import HfArg
 
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.config import parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
 from s3bert.finetuning import StartingPoint
 from s3bert.grid import GridConfig, Setting, grid_results, publish_model, run_grid, settings_table
 from s3bert.hub import Figure, push_folder, write_model_card
@@ -124,11 +125,10 @@ def publish(
         "not_the_official_data": missing,
     }
     publish_model(folder / "cells" / cell.name, folder)
-    (folder / "all_results.json").write_text(json.dumps(results, indent=1) + "\n")
     data = f"Not the official data: {', '.join(missing)}." if missing else "Trained and evaluated on all official rows."
     table = settings_table(settings, f"{results['score_is']} on {scored}, x 100")
     text = f"## {name}\n\n{table}\n\nStarted from {start}. {data}\n"
-    (folder / "results.md").write_text(text, encoding="utf-8")
+    write_text(folder / "results.md", text)
     print(f"\n{text}")
 
     figures = [
@@ -149,6 +149,7 @@ def publish(
     about = f"{Path(start.name).name} finetuned on {name}; setting and seed were chosen on {scored}."
     base_model = None if local else start.name
     write_model_card(folder, folder.name, start.model_type, f"{about} {data}", figures, facts, command, base_model)
+    write_text(folder / "all_results.json", json.dumps(results, indent=1) + "\n")  # last: it says that all is there
     return results
 
 
@@ -194,8 +195,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 push_folder(folder, glue.hub_model_id + end if glue.hub_model_id else None)
     if process_state().is_main_process and len(names) > 1:
         figures, table = summary(results, not_run)
-        (top / "all_results.json").write_text(json.dumps(figures, indent=1) + "\n")
-        (top / "results.md").write_text(table + "\n", encoding="utf-8")
+        write_text(top / "results.md", table + "\n")
+        write_text(top / "all_results.json", json.dumps(figures, indent=1) + "\n")
         print(f"\n{table}\n")
     process_state().wait_for_everyone()
     return json.loads((top / "all_results.json").read_text())

@@ -68,10 +68,11 @@ def test_an_optional_jobs_failure_is_kept_and_not_tried_again(tmp_path):
 
 
 STARTER = """
-import sys
+import sys, types
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from jobs import Job, run_jobs  # without the package, whose imports take seconds
+sys.modules["s3bert"] = package = types.ModuleType("s3bert")  # without its own imports, which take seconds
+package.__path__ = [sys.argv[2]]
+from s3bert.jobs import Job, run_jobs
 folder = Path(sys.argv[1])
 code = f"import time; open({str(folder / 'order')!r}, 'a').write('long '); time.sleep(3); open({str(folder / 'done')!r}, 'w')"
 run_jobs([Job("long", (sys.executable, "-c", code), folder, folder / "done")], 1, {}, lambda *_: None, every=0.05)

@@ -32,7 +32,7 @@ from s3bert import (
 )
 from s3bert.checkpoints import all_checkpoints, damage
 from s3bert.runlog import read_log
-from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences
 from s3bert.training import TrainingConfig, train
 
 
@@ -67,14 +67,15 @@ def tokenizer() -> BertTokenizer:
 
 
 def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: float = 0.0, **settings):
-    """A small pretraining run; `slowness` seconds a step leave room to be killed in."""
+    """A small pretraining run, its first steps on half blocks; `slowness` seconds a step leave room to be killed in."""
     settings = {"max_train_steps": 60, "logging_steps": 1, "save_steps": 3, "eval_steps": 5} | settings
     settings = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "num_warmup_steps": 2} | settings
     config = TrainingConfig(output_dir=str(output_dir), seed=7, report_to="none", **settings)
     set_seed(config.seed)
     model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
     masking = Masking(tokenizer())
-    batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed)
+    short = ShortSequences(LENGTH // 2, config.max_train_steps // 2, LENGTH)
+    batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed, short)
     if slowness:
         register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
     return train(model, batches, config, HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())

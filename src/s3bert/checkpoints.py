@@ -20,6 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from .files import replacing
+
 
 logger = logging.getLogger(__name__)
 
@@ -150,12 +152,10 @@ def publish(folder: Path, output_dir: Path, left_out: Collection[str] = (MANIFES
         OSError: a file could not be written; what was there before is whole.
     """
     for file in sorted(path for path in folder.iterdir() if path.is_file() and path.name not in left_out):
-        aside = output_dir / f".{file.name}.unfinished"
         try:
-            shutil.copy2(file, aside)
-            os.replace(aside, output_dir / file.name)
+            with replacing(output_dir / file.name) as aside:
+                shutil.copy2(file, aside)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise OSError(f"Could not copy {file} to {output_dir}: {error}. Free some space and run again.") from error
 
 

@@ -17,6 +17,8 @@ import transformers
 import yaml
 from transformers import HfArgumentParser
 
+from .files import write_text
+
 
 def close_match(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' for a misspelt name, or the list of what there is."""
@@ -90,8 +92,7 @@ def _file_arguments(parser: HfArgumentParser, file: Path, names: set[str]) -> li
 def save_arguments(file: Path, *instances: Any) -> None:
     """Writes the resolved arguments as a YAML file that `--config` takes."""
     entries = {name: value for instance in instances for name, value in asdict(instance).items() if value is not None}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(entries, sort_keys=False), encoding="utf-8")
+    write_text(file, yaml.safe_dump(entries, sort_keys=False))
 
 
 def run_as_script(main: Callable[[], Any]) -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 
 from .checkpoints import publish
+from .files import write_text
 from .training import TrainingConfig, TrainingResult, process_state
 
 
@@ -163,10 +163,10 @@ def run_grid(
         else:
             process_state().wait_for_everyone()
             if process_state().is_main_process:
-                _write_json(folder / _CELL, made_with)
+                write_text(folder / _CELL, json.dumps(made_with, indent=1) + "\n")
             cell = _train(name, cell_config, train_cell)
             if process_state().is_main_process:
-                _write_json(folder / _RESULTS, asdict(cell))
+                write_text(folder / _RESULTS, json.dumps(asdict(cell), indent=1) + "\n")
         results.append(cell)
         if process_state().is_main_process:
             _drop_what_is_not_needed(Path(config.output_dir) / "cells", results)
@@ -225,13 +225,6 @@ def _check_same(folder: Path, made_with: dict[str, Any]) -> None:
                 f"{folder} was made with {name} = {before.get(name)}, now it is {made_with.get(name)}. Use another "
                 "--output_dir, or remove that folder to train the cell anew."
             )
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(".tmp")
-    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, file)
 
 
 def _settings(cells: list[Cell]) -> list[Setting]:

@@ -11,6 +11,8 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError
 
+from .files import write_text
+
 
 @dataclass
 class Figure:
@@ -100,7 +102,7 @@ def write_model_card(
         _USE_OF_OWN_CODE if model_type in _OWN_CODE else "",
     ]
     card = folder / "README.md"
-    card.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
+    write_text(card, "\n\n".join(section for section in sections if section) + "\n")
     return card
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .files import write_text
+
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +156,7 @@ def run_jobs(
                 except JobError as error:
                     if entry.job.optional:
                         logger.warning("%s", error)
-                        (entry.job.folder / "failed.txt").write_text(f"{error}\n", encoding="utf-8")
+                        write_text(entry.job.folder / "failed.txt", f"{error}\n")
                         finished.append(entry.job.name)
                     else:
                         logger.error("%s", error)

@@ -1,7 +1,6 @@
 """A run's own log: one JSON object a line, exact across kills and resumes, and the picture of its losses."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from .files import replacing, write_text
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
@@ -37,10 +38,7 @@ class RunLog:
         self.records = [record for record in read_log(file) if record["step"] <= last_step]
         self.enabled = enabled
         if enabled:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            aside = file.with_suffix(".tmp")
-            aside.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
-            os.replace(aside, file)
+            write_text(file, "".join(json.dumps(record) + "\n" for record in self.records))
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds a record, which carries its "step"."""
@@ -73,7 +71,6 @@ def plot_losses(
     axes.set(xlabel="optimiser steps", ylabel="loss (nats)", title=title)
     axes.legend()
     axes.grid(alpha=0.3)
-    aside = file.with_name(f".{file.name}.tmp")
-    figure.savefig(aside, dpi=150, format="png")
+    with replacing(file) as aside:
+        figure.savefig(aside, dpi=150, format="png")
     plt.close(figure)
-    os.replace(aside, file)

@@ -1,6 +1,5 @@
 """The tables and the picture of a benchmark's `results.json`."""
 
-import os
 from pathlib import Path
 
 import matplotlib
@@ -11,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from .files import replacing
 from .peers import PEERS
 from .speed_results import Record
 
@@ -182,10 +182,9 @@ def plot_speeds(file: Path, results: Record) -> None:
     for axes in panels.flat:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
-    aside = file.with_name(f".{file.name}.tmp")
-    figure.savefig(aside, dpi=150, format="png")
+    with replacing(file) as aside:
+        figure.savefig(aside, dpi=150, format="png")
     plt.close(figure)
-    os.replace(aside, file)
 
 
 def _line_style(model: str, models: list[str]) -> dict:

@@ -1,7 +1,6 @@
 """A benchmark's `results.json`: its settings, its machine, and a record for each cell, kept from one call to the next."""
 
 import json
-import os
 import platform
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from .files import write_text
 from .version import __version__
 
 
@@ -52,7 +52,7 @@ class SpeedResults:
         return None
 
     def add(self, part: Literal["speed", "memory"], records: list[Record]) -> None:
-        """Adds records and writes all, a line each, aside first: a kill leaves the old file or the new one."""
+        """Adds records and writes all, a line each: a kill leaves the old file or the new one."""
         self.content[part] += records
         texts = [
             f'"{name}": '
@@ -63,10 +63,7 @@ class SpeedResults:
             )
             for name, entry in self.content.items()
         ]
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.file.with_name(f".{self.file.name}.tmp")
-        aside.write_text("{\n" + ",\n".join(texts) + "\n}\n", encoding="utf-8")
-        os.replace(aside, self.file)
+        write_text(self.file, "{\n" + ",\n".join(texts) + "\n}\n")
 
 
 def machine(device: str) -> dict[str, str | int]:

@@ -1,7 +1,6 @@
 """The paper's Table 3 beside what was measured: BERT, FNet, PoNet and S3BERT pretrained and finetuned under one budget."""
 
 import itertools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
@@ -12,6 +11,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from .files import replacing
 
 
 # Wang et al., Table 3: development scores times 100, base size, up to a million steps of pretraining. The text's relative
@@ -197,10 +198,9 @@ def plot_pretraining(file: Path, runs: Mapping[str, list[dict[str, Any]]], unigr
 
 
 def _save(figure: plt.Figure, file: Path) -> None:
-    aside = file.with_name(f".{file.name}.tmp")
-    figure.savefig(aside, dpi=150, format="png")
+    with replacing(file) as aside:
+        figure.savefig(aside, dpi=150, format="png")
     plt.close(figure)
-    os.replace(aside, file)
 
 
 def verdicts(results: Mapping[str, Any]) -> list[str]:

@@ -178,15 +178,17 @@ class _MicroBatches(Dataset):
         batch = self.batches[step]
         rows = len(next(iter(batch.values())))
         expected = self.size * self.count * self.processes
-        if rows != expected:
+        if rows == 0 or rows % expected:
             raise ValueError(
-                f"Step {step} has {rows} sequences, the loop needs {expected} (TrainingConfig.global_batch_size)."
+                f"Step {step} has {rows} sequences, the loop needs {expected} (TrainingConfig.global_batch_size), or a "
+                "multiple where a step cuts them into shorter ones."
             )
+        size = rows // (self.count * self.processes)
         items = _labelled_items(batch)
         parts = []
         for i in range(self.count):
-            start = (i * self.processes + self.process) * self.size
-            part: dict[str, Any] = {name: tensor[start : start + self.size] for name, tensor in batch.items()}
+            start = (i * self.processes + self.process) * size
+            part: dict[str, Any] = {name: tensor[start : start + size] for name, tensor in batch.items()}
             labelled = _labelled_items(part)
             if self.bounds_predictions and "labels" in part:
                 bound = -(-labelled // _PREDICTIONS_MULTIPLE) * _PREDICTIONS_MULTIPLE

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizer
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
-from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(95))]
@@ -74,6 +74,19 @@ def test_batches_are_a_function_of_seed_and_step_and_epochs_visit_every_block_on
     assert not torch.equal(visited[:30], visited[30:60]), "reshuffled"
     other = MlmBatches(blocks, masking, batch_size=7, seed=4)
     assert not torch.equal(other[0]["labels"], forward[0]["labels"])
+
+
+def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
+    blocks, masking = NumberedBlocks(30), Masking(TOKENIZER)
+    short = MlmBatches(blocks, masking, 7, 3, ShortSequences(length=4, steps=2, block_size=12))
+    whole = MlmBatches(blocks, masking, 7, 3)
+    for step, shape in enumerate([(21, 4), (21, 4), (7, 12)]):
+        assert short[step]["input_ids"].shape == shape
+        assert torch.equal(originals(short[step]).flatten(), originals(whole[step]).flatten())
+        assert (short[step]["labels"] != -100).any(1).all()
+    assert torch.equal(short[2]["input_ids"], whole[2]["input_ids"])
+    with pytest.raises(ValueError, match="short_seq_length = 5: blocks of 12 tokens are cut into 2, 3, 4, 6"):
+        ShortSequences(length=5, steps=2, block_size=12)
 
 
 def test_held_out_figures_are_means_over_predicted_tokens():

@@ -3,7 +3,6 @@
 B is a batch's rows, S its longest row in tokens, C the classifier's outputs.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
+from ..files import write_text
 from .glue import GLUE_TASKS, GlueMetric, GlueTask
 
 
@@ -182,7 +182,4 @@ class GlueEvaluation:
     def _write(self, file: Path, predictions: list[float]) -> None:
         names = self.task.label_names
         lines = [f"{i}\t{f'{p:.3f}' if names is None else names[p]}" for i, p in enumerate(predictions)]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(".tmp")
-        aside.write_text("\n".join(["index\tprediction", *lines]) + "\n", encoding="utf-8")
-        os.replace(aside, file)
+        write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")

@@ -4,6 +4,8 @@ Masking is BERT's (15% of the tokens, of these 80% [MASK], 10% a random token, 1
 dynamic, and drawn for the global batch of a step from (seed, step): the same for any number of processes and workers.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -51,15 +53,49 @@ class Masking:
         return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
 
 
+@dataclass(frozen=True)
+class ShortSequences:
+    """Cuts the blocks of the first steps into shorter sequences; a step keeps its tokens.
+
+    Attention that starts out uniform gives a neighbour 1/S of the weight, so what tells it to look there is weaker the longer
+    the sequence is, and a small BERT may stay near the unigram entropy for tens of millions of tokens. BERT itself was trained
+    on short sequences first (Devlin et al., appendix A.2).
+
+    Args:
+        length: tokens of a short sequence. steps: how many optimiser steps read them. block_size: tokens of a whole block.
+
+    Raises:
+        ValueError: blocks cannot be cut into pieces of that length.
+    """
+
+    length: int
+    steps: int
+    block_size: int
+
+    def __post_init__(self):
+        if self.length < 2 or self.block_size % self.length:
+            pieces = [n for n in range(2, self.block_size) if self.block_size % n == 0]
+            raise ValueError(
+                f"short_seq_length = {self.length}: blocks of {self.block_size} tokens are cut into {', '.join(map(str, pieces))}."
+            )
+
+    def __call__(self, tokens: np.ndarray, step: int) -> np.ndarray:
+        """(B, S) -> (B S / length, length) for the first steps, unchanged (B, S) then."""
+        return tokens.reshape(-1, self.length) if step < self.steps else tokens
+
+
 class MlmBatches:
     """The global batches of a run, `[step]` a pure function of (seed, step); epochs follow one another without a gap.
 
     Args:
-        blocks: a corpus split. masking: how to mask. batch_size: sequences of a global batch. seed: order and masks.
+        blocks: a corpus split. masking: how to mask. batch_size: blocks of a global batch. seed: order and masks.
+        short: cuts the blocks of the first steps.
     """
 
-    def __init__(self, blocks: Blocks, masking: Masking, batch_size: int, seed: int):
-        self.blocks, self.masking, self.batch_size, self.seed = blocks, masking, batch_size, seed
+    def __init__(
+        self, blocks: Blocks, masking: Masking, batch_size: int, seed: int, short: ShortSequences | None = None
+    ):
+        self.blocks, self.masking, self.batch_size, self.seed, self.short = blocks, masking, batch_size, seed, short
         self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -69,6 +105,7 @@ class MlmBatches:
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         first = step * self.batch_size
         tokens = np.stack([self.blocks[self._block(i)] for i in range(first, first + self.batch_size)])
+        tokens = self.short(tokens, step) if self.short else tokens
         return self.masking(tokens, np.random.default_rng([self.seed, step]))
 
     def _block(self, position: int) -> int:
@@ -88,9 +125,16 @@ class StreamedMlmBatches:
     """
 
     def __init__(
-        self, corpus: StreamingCorpus, split: str, masking: Masking, batch_size: int, seed: int, steps_per_epoch: int
+        self,
+        corpus: StreamingCorpus,
+        split: str,
+        masking: Masking,
+        batch_size: int,
+        seed: int,
+        steps_per_epoch: int,
+        short: ShortSequences | None = None,
     ):
-        self.corpus, self.split, self.masking = corpus, split, masking
+        self.corpus, self.split, self.masking, self.short = corpus, split, masking, short
         self.batch_size, self.seed, self.steps_per_epoch = batch_size, seed, steps_per_epoch
         self._next_step, self._stream = None, None
 
@@ -102,6 +146,7 @@ class StreamedMlmBatches:
             self._stream = self.corpus.blocks(self.split, seed=self.seed, skip=step * self.batch_size)
         tokens = np.stack([next(self._stream) for _ in range(self.batch_size)])
         self._next_step = step + 1
+        tokens = self.short(tokens, step) if self.short else tokens
         return self.masking(tokens, np.random.default_rng([self.seed, step]))
 
 

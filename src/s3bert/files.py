@@ -1,0 +1,25 @@
+"""Files that are whole or not there: written aside first, so that a kill or a full disk leaves what stood there before."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Gives a path beside `file` to write to; what is written takes the place of `file` at the end, and is removed on an error."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.unfinished")
+    try:
+        yield aside
+        os.replace(aside, file)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a text file as a whole."""
+    with replacing(file) as aside:
+        aside.write_text(text, encoding="utf-8")
