@@ -13,6 +13,7 @@ A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that con
 `s3bert:num_segments=4,smoother_norm=layer`: an ablation is one more entry.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -30,10 +31,12 @@ from s3bert.files import write_text
 from s3bert.jobs import Job, run_jobs
 from s3bert.runlog import read_log
 from s3bert.speed_results import machine
-from s3bert.table3 import TASKS, markdown, plot_pretraining, plot_scores, seed_scores, verdicts
+from s3bert.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts
+from s3bert.tasks.glue import TABLE_3
 
 
 ROOT = Path(__file__).parents[1]
+Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
 _SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget
 
 
@@ -55,13 +58,13 @@ class Budget:
     tokens: int | None = HfArg(help="tokens each model is pretrained on", default=None)
     minutes: float | None = HfArg(help="minutes each model is pretrained for, at the speed it shows", default=None)
     learning_rates: list[float] = HfArg(
-        help="peak learning rates to try on each model; the lowest held-out loss decides",
+        help="peak learning rates to try on each model, with each of warmup_shares; the lowest held-out loss decides",
         default_factory=lambda: [1e-3],
     )
-    search_share: float = HfArg(
-        help="share of the pretraining that each of several learning rates is tried for", default=0.1
+    warmup_shares: list[float] = HfArg(
+        help="shares of a pretraining's steps to try as its warm-up", default_factory=lambda: [0.1]
     )
-    warmup_share: float = HfArg(help="share of the steps of a pretraining that warm up", default=0.1)
+    search_share: float = HfArg(help="share of the pretraining that each of several settings is tried for", default=0.1)
     glue_config: str = HfArg(help="arguments of scripts/run_glue.py that all models share", default="")
     glue_dataset_name: str = HfArg(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
     task_name: list[str] = HfArg(
@@ -85,9 +88,15 @@ class Budget:
         for name in ("pretrain_config", "glue_config"):
             if not Path(getattr(self, name)).is_file():
                 raise ValueError(f"{name} = {getattr(self, name)!r} is not a file; name a YAML file of arguments.")
-        for name in ("search_share", "warmup_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: a share lies between 0 and 1.")
+        for name, shares in (("search_share", [self.search_share]), ("warmup_shares", self.warmup_shares)):
+            for share in shares:
+                if not 0 <= share <= 1:
+                    raise ValueError(f"{name} = {share}: a share lies between 0 and 1.")
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Those to choose from for each model."""
+        return list(itertools.product(self.learning_rates, self.warmup_shares))
 
     def model_file(self, model: str) -> Path:
         return ROOT / "configs" / "model" / f"{model.partition(':')[0]}-{self.size}.json"
@@ -133,13 +142,12 @@ class Comparison:
             self._run([Job("corpus", command, self.folder / "prepare", self.corpus / "corpus.json")])
         if budget.minutes is not None:  # one at a time: a neighbour would slow them down
             self._run(
-                [self._pretraining("speed", model, _SPEED_STEPS, budget.learning_rates[0]) for model in budget.models],
+                [self._pretraining("speed", model, _SPEED_STEPS, budget.settings[0]) for model in budget.models],
                 1,
             )
-        if len(budget.learning_rates) > 1:
-            trials = [(model, rate) for rate in budget.learning_rates for model in budget.models]
-            self._run([self._trial(model, rate) for model, rate in trials])
-        runs = [self._pretraining("pretrained", model, self.steps(model), self.rate(model)) for model in budget.models]
+        if len(budget.settings) > 1:
+            self._run([self._trial(model, setting) for setting in budget.settings for model in budget.models])
+        runs = [self._pretraining("pretrained", model, self.steps(model), self.best(model)) for model in budget.models]
         self._run(runs + [self._finetuning(model, run) for model, run in zip(budget.models, runs)])
 
     def steps(self, model: str) -> int:
@@ -149,25 +157,25 @@ class Comparison:
         speed = _read(self.folder / "speed" / model / "all_results.json")["train_tokens_per_second"]
         return self.budget.steps(60 * self.budget.minutes * speed)
 
-    def search(self, model: str) -> dict[str, float | None]:
-        """Held-out loss by learning rate tried; None for one that failed."""
-        if len(self.budget.learning_rates) == 1:
+    def search(self, model: str) -> dict[Setting, float | None]:
+        """Held-out loss by setting tried; None for one that failed."""
+        if len(self.budget.settings) == 1:
             return {}
-        files = {rate: self._trial(model, rate).result for rate in self.budget.learning_rates}
-        return {f"{rate:g}": _read(file)["eval_loss"] if file.exists() else None for rate, file in files.items()}
+        files = {setting: self._trial(model, setting).result for setting in self.budget.settings}
+        return {setting: _read(file)["eval_loss"] if file.exists() else None for setting, file in files.items()}
 
-    def rate(self, model: str) -> float:
-        """The learning rate with the lowest held-out loss.
+    def best(self, model: str) -> Setting:
+        """The setting with the lowest held-out loss.
 
         Raises:
             ValueError: all that were tried failed.
         """
-        if len(self.budget.learning_rates) == 1:
-            return self.budget.learning_rates[0]
-        losses = {rate: loss for rate, loss in self.search(model).items() if loss is not None}
+        if len(self.budget.settings) == 1:
+            return self.budget.settings[0]
+        losses = {setting: loss for setting, loss in self.search(model).items() if loss is not None}
         if not losses:
             raise ValueError(f"{model}: every learning rate of {self.budget.learning_rates} failed; try lower ones.")
-        return float(min(losses, key=losses.get))
+        return min(losses, key=losses.get)
 
     def results(self) -> dict[str, Any]:
         """Everything that finished jobs have written, each part with the file it comes from."""
@@ -176,11 +184,15 @@ class Comparison:
             file = self.folder / "pretrained" / model / "all_results.json"
             if not file.exists():
                 continue
-            run = _read(file)
+            run, (rate, warmup) = _read(file), self.best(model)
             models[model] = {
                 "file": str(file.relative_to(self.folder)),
-                "learning_rate": self.rate(model),
-                "search": self.search(model),
+                "learning_rate": rate,
+                "warmup_share": warmup,
+                "search": [
+                    {"learning_rate": tried[0], "warmup_share": tried[1], "eval_loss": loss}
+                    for tried, loss in self.search(model).items()
+                ],
                 "steps": run["train_steps"],
                 "tokens": run["train_tokens"],
                 "seconds": run["train_runtime"],
@@ -198,8 +210,8 @@ class Comparison:
             "budget": self.budget.in_words(),
             "machine": machine("cpu"),
             "models": models,
-            "tasks": {task: complete[task] for task in TASKS if task in complete}
-            | {task: entry for task, entry in complete.items() if task not in TASKS},
+            "tasks": {task: complete[task] for task in TABLE_3 if task in complete}
+            | {task: entry for task, entry in complete.items() if task not in TABLE_3},
         }
         return results | {"verdicts": verdicts(results)}
 
@@ -216,20 +228,21 @@ class Comparison:
             plot_scores(self.folder / "glue.png", results)
         return results
 
-    def _trial(self, model: str, rate: float) -> Job:
+    def _trial(self, model: str, setting: Setting) -> Job:
         steps = max(1, round(self.budget.search_share * self.steps(model)))
-        return self._pretraining("search", model, steps, rate, suffix=f"-lr{rate:g}", optional=True)
+        suffix = f"-lr{setting[0]:g}-warmup{setting[1]:g}"
+        return self._pretraining("search", model, steps, setting, suffix, optional=True)
 
     def _pretraining(
-        self, kind: str, model: str, steps: int, rate: float, suffix: str = "", optional: bool = False
+        self, kind: str, model: str, steps: int, setting: Setting, suffix: str = "", optional: bool = False
     ) -> Job:
-        name = model + suffix
+        name, (rate, warmup) = model + suffix, setting
         changes = model.partition(":")[2]
         folder = self.folder / kind / name
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
         words += ["--config_overrides", changes] if changes else []
         words += ["--dataset_name", self.corpus, "--learning_rate", rate, "--max_train_steps", steps]
-        words += ["--num_warmup_steps", round(self.budget.warmup_share * steps), "--output_dir", folder]
+        words += ["--num_warmup_steps", round(warmup * steps), "--output_dir", folder]
         command = self.budget.command("pretrain_mlm.py", *words, "--resume_from_checkpoint", "latest")
         return Job(f"{kind} {name}", command, folder, folder / "all_results.json", optional=optional, steps=steps)
 

@@ -14,7 +14,7 @@ ALLOWED = {
     "training": {"checkpoints", "runlog", "measure"},
     "grid": {"training", "checkpoints"},
     "jobs": set(),
-    "table3": set(),
+    "table3": {"tasks"},
     "checkpoints": set(),
     "runlog": set(),
     "measure": set(),

@@ -13,10 +13,12 @@ import pytest
 import reproduce_table3
 
 from s3bert.config import parse_arguments
-from s3bert.table3 import PUBLISHED, TASKS, average_name, markdown, plot_scores, verdict
+from s3bert.table3 import PUBLISHED, average_name, markdown, plot_scores, verdict
+from s3bert.tasks.glue import TABLE_3
 
 
 ROOT = Path(__file__).parents[1]
+ONE = ["--learning_rates", "1e-3", "--warmup_shares", "0.1"]  # setting, so that nothing is searched for
 SCRIPT = ROOT / "scripts/reproduce_table3.py"
 # Relative to the project, as in the configuration files.
 TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "--tokens", "4096"]
@@ -42,7 +44,7 @@ def run(folder: Path, *words: str, timeout: float | None = None) -> subprocess.P
 def comparison(tmp_path_factory) -> Path:
     """A finished comparison of two models under one learning rate."""
     folder = tmp_path_factory.mktemp("comparison")
-    process = run(folder, "--learning_rates", "1e-3")
+    process = run(folder, *ONE)
     assert process.returncode == 0, process.stdout.read()
     return folder
 
@@ -77,11 +79,11 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
     """Alone, so that its job lives on, and with its jobs, so that they go on from their checkpoints."""
     chance = random.Random(5)
     for group in (False, True, True):
-        process = run(tmp_path, "--learning_rates", "1e-3", timeout=chance.uniform(8, 25))
+        process = run(tmp_path, *ONE, timeout=chance.uniform(8, 25))
         if process.poll() is None:
             (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
             process.wait()
-    process = run(tmp_path, "--learning_rates", "1e-3")
+    process = run(tmp_path, *ONE)
     assert process.returncode == 0, process.stdout.read()
     results = [without_times(json.loads((folder / "results.json").read_text())) for folder in (comparison, tmp_path)]
     assert results[0] == results[1]
@@ -93,7 +95,7 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
         (reproduce_table3.Budget,), ["--config", "configs/table3/paper.yaml", "--output_dir", "x"]
     )
     assert budget.steps(budget.tokens) == 1_000_000
-    assert round(budget.warmup_share * budget.steps(budget.tokens)) == 5000
+    assert round(budget.warmup_shares[0] * budget.steps(budget.tokens)) == 5000
     assert "accelerate.commands.launch" in budget.command("pretrain_mlm.py")
 
 
@@ -104,7 +106,7 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
         (["--models", "bert", "bert"], "one is named twice"),
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
         (["--glue_config", "nowhere.yaml"], "glue_config = 'nowhere.yaml' is not a file"),
-        (["--warmup_share", "2"], "warmup_share = 2.0: a share lies between 0 and 1"),
+        (["--warmup_shares", "0.1", "2"], "warmup_shares = 2.0: a share lies between 0 and 1"),
     ],
 )
 def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path, monkeypatch):
@@ -118,13 +120,21 @@ def test_a_folder_of_another_budget_is_left_alone(comparison, monkeypatch):
     monkeypatch.chdir(ROOT)
     before = (comparison / "results.json").read_bytes()
     with pytest.raises(ValueError, match=r"tokens = 4096, now it is 8192: give the same budget"):
-        reproduce_table3.main([*TOY, "--output_dir", str(comparison), "--learning_rates", "1e-3", "--tokens", "8192"])
+        reproduce_table3.main([*TOY, "--output_dir", str(comparison), *ONE, "--tokens", "8192"])
     assert (comparison / "results.json").read_bytes() == before
 
 
-def made_up(seeds: int, tasks: tuple[str, ...] = TASKS) -> dict:
+def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
     """Results as if the paper's scores had been measured, each seed a point apart."""
-    entry = {"parameters": 1, "learning_rate": 1e-3, "search": {}, "steps": 1, "tokens": 1, "seconds": 1}
+    entry = {
+        "parameters": 1,
+        "learning_rate": 1e-3,
+        "warmup_share": 0.1,
+        "search": [],
+        "steps": 1,
+        "tokens": 1,
+        "seconds": 1,
+    }
     models = {model: entry | {"eval_loss": 3.0, "unigram_entropy": 7.0} for model in PUBLISHED}
     scores = {
         task: {
@@ -156,8 +166,8 @@ def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
 
 
 def test_an_average_over_other_tasks_never_goes_by_the_papers_name():
-    assert average_name(list(TASKS)) == "average"
-    text = markdown(made_up(1, TASKS[2:]))
+    assert average_name(list(TABLE_3)) == "average"
+    text = markdown(made_up(1, TABLE_3[2:]))
     assert "| mean of 6: qnli, sst2, cola, stsb, mrpc, rte |" in text
     assert "average |" not in text
 

@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from .files import replacing
+from .tasks.glue import TABLE_3
 
 
 # Wang et al., Table 3: development scores times 100, base size, up to a million steps of pretraining. The text's relative
@@ -23,13 +24,12 @@ PUBLISHED = {
     "ponet": {"mnli": 77.02, "qqp": 87.59, "qnli": 84.37, "sst2": 89.29, "cola": 45.38, "stsb": 84.66, "mrpc": 81.82, "rte": 64.27},
     "s3bert": {"mnli": 76.86, "qqp": 87.67, "qnli": 84.12, "sst2": 90.14, "cola": 46.72, "stsb": 84.87, "mrpc": 81.84, "rte": 63.87},
 }  # fmt: skip
-TASKS = tuple(PUBLISHED["bert"])
 PLATEAU = 1.5  # nats under the unigram entropy that BERT has to be, or it has learnt little more than word frequencies
 
 
 def average_name(tasks: list[str]) -> str:
     """What a mean over tasks is called: the paper's "average" is that of all eight and no other."""
-    return "average" if set(tasks) == set(TASKS) else f"mean of {len(tasks)}: {', '.join(tasks)}"
+    return "average" if set(tasks) == set(TABLE_3) else f"mean of {len(tasks)}: {', '.join(tasks)}"
 
 
 def seed_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def markdown(results: Mapping[str, Any]) -> str:
                 "first plateau, and this comparison says nothing about what the models can do.**"
             )
     if any(len(entry["search"]) > 1 for entry in results["models"].values()):
-        sections += ["## Learning rates tried", _search(results, models)]
+        sections += ["## Learning rates and warm-ups tried", _search(results, models)]
     return "\n\n".join(sections) + "\n"
 
 
@@ -98,7 +98,7 @@ def _scores(results: Mapping[str, Any], models: list[str], tasks: list[str]) -> 
         averages = seed_averages(seeds)
         measured[model] = [100 * mean(values) for values in (*seeds.values(), averages)]
         rows.append([f"{model}, measured", *map(_spread, (*seeds.values(), averages))])
-        if model in PUBLISHED and set(tasks) <= set(TASKS):
+        if model in PUBLISHED and set(tasks) <= set(TABLE_3):
             scores = [PUBLISHED[model][task] for task in tasks]
             paper[model] = [*scores, mean(scores)]
     rows += _percentages("measured", measured)
@@ -122,28 +122,36 @@ def _spread(values: list[float]) -> str:
 
 
 def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
-    head = ["", "parameters", "learning rate", "steps", "tokens", "hours", "held-out loss", "under the unigram entropy"]
+    head = [
+        "",
+        "parameters",
+        "learning rate",
+        "warm-up",
+        "steps",
+        "tokens",
+        "hours",
+        "held-out loss",
+        "under the unigram entropy",
+    ]
     rows = []
     for model in models:
         entry = results["models"][model]
         below = entry["unigram_entropy"] - entry["eval_loss"]
         rows.append([
-            model, f"{entry['parameters'] / 1e6:.2f} M", f"{entry['learning_rate']:g}", f"{entry['steps']:,}",
+            model, f"{entry['parameters'] / 1e6:.2f} M", f"{entry['learning_rate']:g}", f"{entry['warmup_share']:.0%}", f"{entry['steps']:,}",
             f"{entry['tokens']:,}", f"{entry['seconds'] / 3600:.2f}", f"{entry['eval_loss']:.3f}", f"{below:.3f}",
         ])  # fmt: skip
     return _table(head, rows)
 
 
 def _search(results: Mapping[str, Any], models: list[str]) -> str:
-    rates = sorted({float(rate) for model in models for rate in results["models"][model]["search"]})
-    rows = []
+    rows, columns = [], []
     for model in models:
-        tried = {float(rate): loss for rate, loss in results["models"][model]["search"].items()}
-        cells = [
-            "" if rate not in tried else f"{tried[rate]:.3f}" if tried[rate] is not None else "failed" for rate in rates
-        ]
-        rows.append([model, *cells])
-    return _table(["held-out loss", *(f"{rate:g}" for rate in rates)], rows)
+        search = results["models"][model]["search"]
+        columns = [f"{tried['learning_rate']:g}, {tried['warmup_share']:.0%}" for tried in search] or columns
+        losses = [tried["eval_loss"] for tried in search]
+        rows.append([model, *("failed" if loss is None else f"{loss:.3f}" for loss in losses)])
+    return _table(["held-out loss", *columns], rows)
 
 
 def plot_scores(file: Path, results: Mapping[str, Any]) -> None:
@@ -157,7 +165,7 @@ def plot_scores(file: Path, results: Mapping[str, Any]) -> None:
         heights = [100 * mean(values) for values in seeds]
         errors = [100 * stdev(values) if len(values) > 1 else 0 for values in seeds]
         axes.bar(places, heights, 0.9 * width, yerr=errors, color=f"C{number}", label=model, error_kw={"linewidth": 1})
-        if model in PUBLISHED and set(tasks) <= set(TASKS):
+        if model in PUBLISHED and set(tasks) <= set(TABLE_3):
             paper = [PUBLISHED[model][task] for task in tasks]
             label = "the paper's (base size)" if number == len(models) - 1 else None
             axes.hlines(
