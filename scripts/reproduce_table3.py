@@ -32,7 +32,7 @@ from s3bert.jobs import Job, run_jobs
 from s3bert.runlog import read_log
 from s3bert.speed_results import machine
 from s3bert.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts
-from s3bert.tasks.glue import TABLE_3
+from s3bert.tasks.glue import TABLE_3, save_tasks
 
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +54,7 @@ class Budget:
     tokenizer_name: str | None = HfArg(help="tokenizer of the corpus; trained on it by default", default=None)
     vocab_size: int = HfArg(help="word pieces of a tokenizer trained on the corpus", default=8192)
     max_seq_length: int = HfArg(help="tokens of a block of the corpus", default=128)
+    max_train_samples: int | None = HfArg(help="use only the first so many rows of each source of text", default=None)
     pretrain_config: str = HfArg(help="arguments of scripts/pretrain_mlm.py that all models share", default="")
     tokens: int | None = HfArg(help="tokens each model is pretrained on", default=None)
     minutes: float | None = HfArg(help="minutes each model is pretrained for, at the speed it shows", default=None)
@@ -72,6 +73,12 @@ class Budget:
     )
     jobs: int = HfArg(help="jobs side by side; they share the CPU's cores", default=1)
     num_processes: int = HfArg(help="processes of each job, by accelerate launch; 1 for none of it", default=1)
+    pack: bool = HfArg(
+        help="train nothing, but put the packed corpus and the GLUE rows into output_dir, for a machine without a network: "
+        "carry the folder there, and give the same command without --pack",
+        default=False,
+    )
+    max_pack_megabytes: float = HfArg(help="what the folder may take for that", default=60.0)
 
     def __post_init__(self):
         if (self.tokens is None) == (self.minutes is None):
@@ -130,16 +137,48 @@ class Comparison:
         given = Path(budget.dataset_name)
         self.prepared = (given / "corpus.json").exists()
         self.corpus = given if self.prepared else self.folder / "corpus"
+        self.packed_glue = self.folder / "glue-data"
+
+    def prepare(self) -> None:
+        """Tokenises and packs the corpus, unless it is there."""
+        budget = self.budget
+        if self.prepared:
+            return
+        words = ["--dataset_name", budget.dataset_name, "--vocab_size", budget.vocab_size]
+        words += ["--max_seq_length", budget.max_seq_length, "--output_dir", self.corpus]
+        words += ["--tokenizer_name", budget.tokenizer_name] if budget.tokenizer_name else []
+        words += ["--max_train_samples", budget.max_train_samples] if budget.max_train_samples else []
+        command = budget.command("prepare_corpus.py", *words)
+        self._run([Job("corpus", command, self.folder / "prepare", self.corpus / "corpus.json")])
+
+    def pack(self) -> None:
+        """Everything the jobs read, in the output folder.
+
+        Raises:
+            ValueError: the corpus lies elsewhere; the folder is larger than it may be.
+        """
+        if self.prepared:
+            raise ValueError(
+                f"dataset_name = {self.budget.dataset_name} is a prepared corpus in another folder: name the text it was made "
+                "from, so that the corpus is packed with the rest."
+            )
+        self.prepare()
+        entries = yaml.safe_load(Path(self.budget.glue_config).read_text(encoding="utf-8"))
+        rows = save_tasks(
+            self.budget.task_name, self.budget.glue_dataset_name, self.packed_glue, entries.get("max_train_samples")
+        )
+        size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()) / 1e6
+        if size > self.budget.max_pack_megabytes:
+            raise ValueError(
+                f"{self.folder} takes {size:.1f} MB, more than max_pack_megabytes = {self.budget.max_pack_megabytes:g}: lower "
+                "--max_train_samples, remove the folder, and pack again."
+            )
+        print(f"{self.folder}: {size:.1f} MB, the corpus and {', '.join(rows) or 'no GLUE rows'}.")
 
     def run(self) -> None:
         """All stages; each is skipped as far as it was done before."""
         budget = self.budget
-        if not self.prepared:
-            words = ["--dataset_name", budget.dataset_name, "--vocab_size", budget.vocab_size]
-            words += ["--max_seq_length", budget.max_seq_length, "--output_dir", self.corpus]
-            words += ["--tokenizer_name", budget.tokenizer_name] if budget.tokenizer_name else []
-            command = budget.command("prepare_corpus.py", *words)
-            self._run([Job("corpus", command, self.folder / "prepare", self.corpus / "corpus.json")])
+        self.prepare()
         if budget.minutes is not None:  # one at a time: a neighbour would slow them down
             self._run(
                 [self._pretraining("speed", model, _SPEED_STEPS, budget.settings[0]) for model in budget.models],
@@ -218,12 +257,13 @@ class Comparison:
     def report(self) -> dict[str, Any]:
         """Writes results, tables and pictures of what is finished; returns the results."""
         results = self.results()
+        if not results["models"]:
+            return results
         write_text(self.folder / "results.json", json.dumps(results, indent=1) + "\n")
-        if results["models"]:
-            write_text(self.folder / "results.md", markdown(results))
-            runs = {model: read_log(self.folder / "pretrained" / model / "log.jsonl") for model in results["models"]}
-            unigram = next(iter(results["models"].values()))["unigram_entropy"]
-            plot_pretraining(self.folder / "pretraining.png", runs, unigram, results["title"])
+        write_text(self.folder / "results.md", markdown(results))
+        runs = {model: read_log(self.folder / "pretrained" / model / "log.jsonl") for model in results["models"]}
+        unigram = next(iter(results["models"].values()))["unigram_entropy"]
+        plot_pretraining(self.folder / "pretraining.png", runs, unigram, results["title"])
         if results["tasks"]:
             plot_scores(self.folder / "glue.png", results)
         return results
@@ -249,7 +289,8 @@ class Comparison:
     def _finetuning(self, model: str, start: Job) -> Job:
         folder = self.folder / "glue" / model
         words = ["--config", self.budget.glue_config, "--model_name_or_path", start.folder, "--output_dir", folder]
-        words += ["--dataset_name", self.budget.glue_dataset_name, "--task_name", *self.budget.task_name]
+        source = self.packed_glue if self.packed_glue.exists() else self.budget.glue_dataset_name
+        words += ["--dataset_name", source, "--task_name", *self.budget.task_name]
         command = self.budget.command("run_glue.py", *words)
         return Job(f"glue {model}", command, folder, folder / "all_results.json", after=(start.name,))
 
@@ -324,7 +365,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     file = comparison.folder / "arguments.yaml"
     if file.exists():
         before, now = yaml.safe_load(file.read_text(encoding="utf-8")), vars(budget)
-        free = {"output_dir", "jobs", "models", "task_name"}  # what may change between two starts
+        free = {"output_dir", "jobs", "models", "task_name", "pack", "max_pack_megabytes"}  # what may change between two starts
         for name in now.keys() - free:
             if before.get(name) != now[name]:
                 raise ValueError(
@@ -332,6 +373,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                     "same budget to go on with it, or another --output_dir."
                 )
     save_arguments(file, budget)
+    if budget.pack:
+        comparison.pack()
+        return comparison.results()
     comparison.run()
     results = comparison.report()
     print((comparison.folder / "results.md").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,27 @@ def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(c
     assert ", the paper's" not in text, "other tasks than the paper's stand beside nothing of the paper's"
     for picture in ("glue.png", "pretraining.png"):
         assert (comparison / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    data, folder, elsewhere = tmp_path / "data", tmp_path / "packed", tmp_path / "elsewhere"
+    (data / "cola").mkdir(parents=True)
+    for split, count in (("train", 40), ("validation", 20)):
+        rows = [json.dumps({"sentence": f"{split} {i}", "label": i % 2}) for i in range(count)]
+        (data / "cola" / f"{split}.jsonl").write_text("\n".join(rows))
+    (data / "text.txt").write_text("\n".join(f"word {i} and word {7 * i % 50}" for i in range(2000)))
+    words = [*TOY, *ONE, "--models", "bert", "--tokens", "1024", "--vocab_size", "64", "--task_name", "cola"]
+    words += ["--dataset_name", str(data / "text.txt"), "--glue_dataset_name", str(data)]
+    with pytest.raises(ValueError, match=r"takes .* MB, more than max_pack_megabytes = 0.001: lower"):
+        reproduce_table3.main([*words, "--output_dir", str(folder), "--pack", "--max_pack_megabytes", "0.001"])
+    shutil.rmtree(folder)
+    reproduce_table3.main([*words, "--output_dir", str(folder), "--pack"])
+    assert not (folder / "pretrained").exists(), "nothing is trained"
+    shutil.rmtree(data)
+    folder.rename(elsewhere)
+    results = reproduce_table3.main([*words, "--output_dir", str(elsewhere)])
+    assert len(results["tasks"]["cola"]["models"]["bert"]["seeds"]) == 1
 
 
 def test_both_models_read_the_same_batches_with_the_same_masks(comparison):

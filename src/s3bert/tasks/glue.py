@@ -7,8 +7,9 @@ here; no metric is fetched from anywhere. A new task is one entry of `GLUE_TASKS
 
 import difflib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -16,6 +17,7 @@ import evaluate
 import numpy as np
 from datasets import Dataset
 
+from ..files import replacing
 from .sources import load_source, parse_sources
 from .synthetic import synthetic_acceptability
 
@@ -203,6 +205,35 @@ def load_task(name: str, source: str = "nyu-mll/glue") -> dict[str, Dataset]:
     for split, rows in splits.items():
         _check_rows(rows, task, f"{name}, {split} of {source}")
     return splits
+
+
+def save_tasks(names: Sequence[str], source: str, folder: Path, max_train_samples: int | None = None) -> list[str]:
+    """Copies the rows of tasks into a folder that `load_task` takes; returns the tasks that are there.
+
+    Args:
+        names, source: as in `load_task`; `all` in `names` is those of Table 3 whose rows can be had. Tasks that are
+            generated need no copy. max_train_samples: of each task.
+
+    Raises:
+        MissingSplitError, FileNotFoundError: a task that was named has no rows.
+    """
+    saved = []
+    for name in TABLE_3 if "all" in names else names:
+        if find_task(name).generate is not None:
+            continue
+        try:
+            splits = load_task(name, source)
+        except (MissingSplitError, FileNotFoundError) as error:
+            if "all" not in names:
+                raise
+            logger.warning("Left out: %s", error)
+            continue
+        for split, rows in splits.items():
+            chosen = rows.take(min(len(rows), max_train_samples)) if split == "train" and max_train_samples else rows
+            with replacing(folder / name / f"{split}.jsonl.gz") as aside:
+                chosen.to_json(aside, compression="gzip")
+        saved.append(name)
+    return saved
 
 
 def _check_rows(rows: Dataset, task: GlueTask, where: str) -> None:
