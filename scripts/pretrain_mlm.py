@@ -27,6 +27,7 @@ from s3bert.hub import Figure, push_folder, write_model_card
 from s3bert.runlog import plot_losses
 from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
 from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences, StreamedMlmBatches
+from s3bert.tasks.sources import parse_sources
 from s3bert.tasks.streaming import StreamingCorpus
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
@@ -144,9 +145,9 @@ def short_sequences(mlm: MlmArguments, steps: int | None, block_size: int) -> Sh
 
 
 def corpus_name(corpus: Corpus | StreamingCorpus) -> str:
-    """The sources for people: Hub ids, or the last part of local paths."""
+    """The sources, for people."""
     sources = dict.fromkeys(record["source"] for record in corpus.manifest["files"])
-    return " + ".join(Path(source).name if Path(source.partition("=")[0]).exists() else source for source in sources)
+    return " + ".join(part.title for source in sources for part in parse_sources(source))
 
 
 def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, training: TrainingConfig, command: str):
@@ -161,6 +162,7 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
         "train_runtime": round(result.seconds, 1),
         "train_steps": result.step,
         "train_tokens": next(record["tokens"] for record in reversed(result.history) if "tokens" in record),
+        "corpus": corpus_name(corpus),
         "unigram_entropy": unigram,
         "parameters": parameters,
     }
@@ -186,7 +188,14 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
         f"{corpus_name(corpus)}. Losses are in nats, over masked tokens of held-out text."
     )
     write_model_card(
-        folder, folder.name, model.config.model_type, summary, figures, facts, command, picture="losses.png"
+        folder / "README.md",
+        folder.name,
+        model.config.model_type,
+        summary,
+        figures,
+        facts,
+        command,
+        picture="losses.png",
     )
     # Last, for who waits for it: all the rest is there when it is.
     write_text(folder / "all_results.json", json.dumps(results, indent=2) + "\n")

@@ -6,8 +6,8 @@
 Every model reads the same packed corpus in the same batches with the same mask draws at every step, and the same GLUE
 batches. Each run is a job, `scripts/pretrain_mlm.py` or `scripts/run_glue.py` in a folder of its own under the output folder.
 A finished job is never run again, and one that was cut off goes on from its checkpoint: give the same command again.
-Whenever a job ends the output folder gets `results.json`, `results.md` (measured, the paper's, and both as percentages of
-BERT), `glue.png` and `pretraining.png`.
+Whenever a job ends the output folder's `report/` is written anew: `results.json`, `results.md` (measured, the paper's, and
+both as percentages of BERT), `glue.png`, `pretraining.png`, a model card for each model, and in `runs/` the jobs' own files.
 
 A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that configuration if need be, as in
 `s3bert:num_segments=4,smoother_norm=layer`: an ablation is one more entry.
@@ -16,6 +16,7 @@ A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that con
 import itertools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from s3bert.files import write_text
 from s3bert.jobs import Job, run_jobs
 from s3bert.runlog import read_log
 from s3bert.speed_results import machine
-from s3bert.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts
+from s3bert.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
+from s3bert.tasks.sources import parse_sources
 
 
 ROOT = Path(__file__).parents[1]
@@ -122,21 +124,22 @@ class Budget:
 
     def in_words(self) -> str:
         cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
+        corpus = " + ".join(part.title for part in parse_sources(self.dataset_name))
         return (
-            f"Size {self.size}; each model pretrained for {cost} on {self.dataset_name}, blocks of {self.max_seq_length} "
-            f"tokens; GLUE from {self.glue_dataset_name}."
+            f"Size {self.size}; each model pretrained for {cost} on {corpus}, blocks of {self.max_seq_length} tokens."
         )
 
 
 class Comparison:
-    """The jobs of a budget, and what their result files say so far."""
+    """The jobs of a budget, and what their result files say so far; `command` is what people are told to repeat it with."""
 
-    def __init__(self, budget: Budget):
-        self.budget = budget
+    def __init__(self, budget: Budget, command: str):
+        self.budget, self.command = budget, command
         self.folder = Path(budget.output_dir)
         given = Path(budget.dataset_name)
         self.prepared = (given / "corpus.json").exists()
         self.corpus = given if self.prepared else self.folder / "corpus"
+        self.reported = self.folder / "report"
         self.packed_glue = self.folder / "glue-data"
 
     def prepare(self) -> None:
@@ -217,15 +220,14 @@ class Comparison:
         return min(losses, key=losses.get)
 
     def results(self) -> dict[str, Any]:
-        """Everything that finished jobs have written, each part with the file it comes from."""
+        """Everything that finished jobs have written, each part with the file of `report/` it comes from."""
         models, tasks = {}, {}
         for model in self.budget.models:
-            file = self.folder / "pretrained" / model / "all_results.json"
-            if not file.exists():
+            run = self._result_of("pretrained", model)
+            if not run:
                 continue
-            run, (rate, warmup) = _read(file), self.best(model)
+            rate, warmup = self.best(model)
             models[model] = {
-                "file": str(file.relative_to(self.folder)),
                 "learning_rate": rate,
                 "warmup_share": warmup,
                 "search": [
@@ -235,18 +237,19 @@ class Comparison:
                 "steps": run["train_steps"],
                 "tokens": run["train_tokens"],
                 "seconds": run["train_runtime"],
-            } | {name: run[name] for name in ("parameters", "eval_loss", "unigram_entropy")}
+            } | {name: run[name] for name in ("file", "corpus", "parameters", "eval_loss", "unigram_entropy")}
         for model in models:
-            file = self.folder / "glue" / model / "all_results.json"
-            found = _read(file) if file.exists() else {}
-            found = found.get("tasks", {found["task"]: found} if "task" in found else {})
-            for task, scores in found.items():
+            found = self._result_of("glue", model)
+            by_task = found.get("tasks", {found["task"]: found} if "task" in found else {})
+            for task, scores in by_task.items():
                 entry = tasks.setdefault(task, {"not_the_official_data": scores["not_the_official_data"], "models": {}})
-                entry["models"][model] = seed_scores(scores) | {"file": str(file.relative_to(self.folder))}
+                entry["models"][model] = seed_scores(scores) | {"file": found["file"]}
         complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(self.budget.models)}
         results = {
             "title": "Table 3 under one budget",
             "budget": self.budget.in_words(),
+            "size": self.budget.size,
+            "command": self.command,
             "machine": machine("cpu"),
             "models": models,
             "tasks": {task: complete[task] for task in TABLE_3 if task in complete}
@@ -255,18 +258,28 @@ class Comparison:
         return results | {"verdicts": verdicts(results)}
 
     def report(self) -> dict[str, Any]:
-        """Writes results, tables and pictures of what is finished; returns the results."""
+        """Writes results, tables, pictures and cards of what is finished; returns the results."""
         results = self.results()
         if not results["models"]:
             return results
-        write_text(self.folder / "results.json", json.dumps(results, indent=1) + "\n")
-        write_text(self.folder / "results.md", markdown(results))
+        write_text(self.reported / "results.json", json.dumps(results, indent=1) + "\n")
+        write_text(self.reported / "results.md", markdown(results))
+        write_cards(self.reported, results)
         runs = {model: read_log(self.folder / "pretrained" / model / "log.jsonl") for model in results["models"]}
         unigram = next(iter(results["models"].values()))["unigram_entropy"]
-        plot_pretraining(self.folder / "pretraining.png", runs, unigram, results["title"])
+        plot_pretraining(self.reported / "pretraining.png", runs, unigram, results["title"])
         if results["tasks"]:
-            plot_scores(self.folder / "glue.png", results)
+            plot_scores(self.reported / "glue.png", results)
         return results
+
+    def _result_of(self, kind: str, model: str) -> dict[str, Any]:
+        """What a finished job wrote, copied into the report, with the copy's name as `file`; {} before that."""
+        file = self.folder / kind / model / "all_results.json"
+        if not file.exists():
+            return {}
+        content, copy = file.read_text(encoding="utf-8"), self.reported / "runs" / f"{kind}-{model}.json"
+        write_text(copy, content)
+        return json.loads(content) | {"file": str(copy.relative_to(self.reported))}
 
     def _trial(self, model: str, setting: Setting) -> Job:
         steps = max(1, round(self.budget.search_share * self.steps(model)))
@@ -361,11 +374,19 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         ValueError: the folder holds a comparison under another budget.
     """
     (budget,) = parse_arguments((Budget,), argv, __doc__)
-    comparison = Comparison(budget)
+    words = sys.argv[1:] if argv is None else argv
+    comparison = Comparison(budget, shlex.join(["python", "scripts/reproduce_table3.py", *words]))
     file = comparison.folder / "arguments.yaml"
     if file.exists():
         before, now = yaml.safe_load(file.read_text(encoding="utf-8")), vars(budget)
-        free = {"output_dir", "jobs", "models", "task_name", "pack", "max_pack_megabytes"}  # what may change between two starts
+        free = {
+            "output_dir",
+            "jobs",
+            "models",
+            "task_name",
+            "pack",
+            "max_pack_megabytes",
+        }  # what may change between two starts
         for name in now.keys() - free:
             if before.get(name) != now[name]:
                 raise ValueError(
@@ -378,7 +399,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         return comparison.results()
     comparison.run()
     results = comparison.report()
-    print((comparison.folder / "results.md").read_text(encoding="utf-8"))
+    print((comparison.reported / "results.md").read_text(encoding="utf-8"))
     return results
 
 

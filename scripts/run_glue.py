@@ -148,7 +148,9 @@ def publish(
     local = Path(start.name).exists()
     about = f"{Path(start.name).name} finetuned on {name}; setting and seed were chosen on {scored}."
     base_model = None if local else start.name
-    write_model_card(folder, folder.name, start.model_type, f"{about} {data}", figures, facts, command, base_model)
+    write_model_card(
+        folder / "README.md", folder.name, start.model_type, f"{about} {data}", figures, facts, command, base_model
+    )
     write_text(folder / "all_results.json", json.dumps(results, indent=1) + "\n")  # last: it says that all is there
     return results
 

@@ -14,7 +14,7 @@ ALLOWED = {
     "training": {"checkpoints", "runlog", "measure"},
     "grid": {"training", "checkpoints"},
     "jobs": set(),
-    "table3": {"tasks"},
+    "table3": {"hub", "tasks"},
     "checkpoints": set(),
     "runlog": set(),
     "measure": set(),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import reproduce_table3
+from huggingface_hub import ModelCard
 
 from s3bert.config import parse_arguments
 from s3bert.table3 import PUBLISHED, average_name, markdown, plot_scores, verdict
@@ -51,21 +52,26 @@ def comparison(tmp_path_factory) -> Path:
 
 
 def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(comparison):
-    results = json.loads((comparison / "results.json").read_text())
+    results = json.loads((comparison / "report" / "results.json").read_text())
     assert list(results["models"]) == ["bert", "s3bert"]
     for model, entry in results["models"].items():
-        run_file = json.loads((comparison / entry["file"]).read_text())
+        run_file = json.loads((comparison / "report" / entry["file"]).read_text())
         assert entry["eval_loss"] == run_file["eval_loss"]
         assert entry["tokens"] == run_file["train_tokens"] == 4096
         scores = results["tasks"]["synthetic_acceptability"]["models"][model]
-        assert scores["seeds"] == [json.loads((comparison / scores["file"]).read_text())["score_mean"]]
-    text = (comparison / "results.md").read_text()
+        assert scores["seeds"] == [json.loads((comparison / "report" / scores["file"]).read_text())["score_mean"]]
+    text = (comparison / "report" / "results.md").read_text()
     assert "bert and s3bert differ by" in text
     assert "no verdict" in text
     assert "it has not left its first plateau" in text
     assert ", the paper's" not in text, "other tasks than the paper's stand beside nothing of the paper's"
     for picture in ("glue.png", "pretraining.png"):
-        assert (comparison / picture).read_bytes().startswith(b"\x89PNG")
+        assert (comparison / "report" / picture).read_bytes().startswith(b"\x89PNG")
+    card = ModelCard.load(comparison / "report" / "s3bert.md")
+    figures = {(found.dataset_name, found.metric_type): found.metric_value for found in card.data.eval_results}
+    assert figures["synthetic", "loss"] == results["models"]["s3bert"]["eval_loss"]
+    assert figures["glue/synthetic_acceptability", "matthews_correlation"] == pytest.approx(scores["seeds"][0])
+    assert "it has not left its first plateau" in card.text
 
 
 def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch):
@@ -107,7 +113,9 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
             process.wait()
     process = run(tmp_path, *ONE)
     assert process.returncode == 0, process.stdout.read()
-    results = [without_times(json.loads((folder / "results.json").read_text())) for folder in (comparison, tmp_path)]
+    results = [
+        without_times(json.loads((folder / "report" / "results.json").read_text())) for folder in (comparison, tmp_path)
+    ]
     assert results[0] == results[1]
 
 
@@ -140,10 +148,10 @@ def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path
 
 def test_a_folder_of_another_budget_is_left_alone(comparison, monkeypatch):
     monkeypatch.chdir(ROOT)
-    before = (comparison / "results.json").read_bytes()
+    before = (comparison / "report" / "results.json").read_bytes()
     with pytest.raises(ValueError, match=r"tokens = 4096, now it is 8192: give the same budget"):
         reproduce_table3.main([*TOY, "--output_dir", str(comparison), *ONE, "--tokens", "8192"])
-    assert (comparison / "results.json").read_bytes() == before
+    assert (comparison / "report" / "results.json").read_bytes() == before
 
 
 def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
@@ -168,7 +176,7 @@ def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
         }
         for task in tasks
     }
-    return {"title": "t", "budget": "b", "models": models, "tasks": scores, "verdicts": []}
+    return {"title": "t", "budget": "b", "command": "c", "models": models, "tasks": scores, "verdicts": []}
 
 
 def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):

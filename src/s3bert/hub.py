@@ -45,7 +45,7 @@ _USE_OF_OWN_CODE = (
 
 
 def write_model_card(
-    folder: Path,
+    card: Path,
     title: str,
     model_type: str,
     summary: str,
@@ -54,15 +54,17 @@ def write_model_card(
     command: str,
     base_model: str | None = None,
     picture: str | None = None,
-) -> Path:
-    """Writes `folder/README.md` and returns it.
+    more: str = "",
+) -> None:
+    """Writes a model card, the README.md of a repository.
 
     Args:
-        title: the model's name. model_type: as in its configuration. summary: a paragraph that says what was trained on what.
+        card: the file. title: the model's name. model_type: as in its configuration. summary: a paragraph that says what was trained on what.
         figures: the results to report; the first one's task is the pipeline tag.
         facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
         command: the command line that made the checkpoint.
-        base_model: the checkpoint it was finetuned from. picture: a PNG in the folder to show.
+        base_model: the checkpoint it was finetuned from. picture: a PNG beside the card to show.
+        more: Markdown after the results.
     """
     task = figures[0].task if figures else "fill-mask"
     results = [
@@ -94,16 +96,15 @@ def write_model_card(
         "## Results",
         "\n".join(["| data | metric | value |", "|---|---|---|", *measured]),
         f"![losses]({picture})" if picture else "",
+        more,
         "## Training",
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]),
         f"```sh\n{command}\n```",
         "## Use",
-        f"```python\n{_LOAD[task].format(folder=folder.name)}\n```",
+        f"```python\n{_LOAD[task].format(folder=title)}\n```",
         _USE_OF_OWN_CODE if model_type in _OWN_CODE else "",
     ]
-    card = folder / "README.md"
     write_text(card, "\n\n".join(section for section in sections if section) + "\n")
-    return card
 
 
 _LEFT_OUT = ["checkpoint-*", "corpus/*", "cells/*", ".*", "*/.*"]  # what of a run's folder stays at home

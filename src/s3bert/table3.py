@@ -13,7 +13,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from .files import replacing
-from .tasks.glue import TABLE_3
+from .hub import Figure, write_model_card
+from .tasks.glue import GLUE_TASKS, TABLE_3
 
 
 # Wang et al., Table 3: development scores times 100, base size, up to a million steps of pretraining. The text's relative
@@ -33,10 +34,12 @@ def average_name(tasks: list[str]) -> str:
 
 
 def seed_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of each seed of the best setting, in the order of the seeds, of a task's results by `run_glue.py`."""
+    """What a task's results by `run_glue.py` say of the best setting: each seed's score, in the order of the seeds, and the
+    mean over seeds of each metric."""
     best = scores["settings"][0]
     cells = sorted(best["cells"], key=lambda cell: cell["seed"])
-    return {"setting": best["name"], "seeds": [cell["score"] for cell in cells]}
+    metrics = {name: mean(cell["metrics"][name] for cell in cells) for name in GLUE_TASKS[scores["task"]].metrics}
+    return {"setting": best["name"], "seeds": [cell["score"] for cell in cells], "metrics": metrics}
 
 
 def seed_averages(scores: Mapping[str, list[float]]) -> list[float]:
@@ -63,7 +66,7 @@ def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> st
 def markdown(results: Mapping[str, Any]) -> str:
     """`results.json` as tables: scores measured and published, both as percentages of BERT, pretraining, and data."""
     models, tasks = list(results["models"]), results["tasks"]
-    sections = [f"# {results['title']}", results["budget"]]
+    sections = [f"# {results['title']}", results["budget"], f"`{results['command']}`"]
     shown = list(tasks)
     if shown:
         sections += ["## GLUE, development sets", _scores(results, models, shown)]
@@ -209,6 +212,36 @@ def _save(figure: plt.Figure, file: Path) -> None:
     with replacing(file) as aside:
         figure.savefig(aside, dpi=150, format="png")
     plt.close(figure)
+
+
+def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
+    """Writes a model card for each pretrained checkpoint of a comparison, `MODEL.md`: its figures for the Hub, and all tables."""
+    tables = markdown(results).replace("\n# ", "\n## ").partition("\n")[2].strip()
+    for model, entry in results["models"].items():
+        title = f"{model.replace(':', '-').replace(',', '-')}-{results['size']}"
+        figures = [Figure("fill-mask", entry["corpus"], "validation", "loss", entry["eval_loss"])]
+        figures += [
+            Figure("text-classification", f"glue/{task}", next(iter(GLUE_TASKS[task].evaluation_splits)), metric, value)
+            for task, scores in results["tasks"].items()
+            for metric, value in scores["models"][model]["metrics"].items()
+        ]
+        facts = {
+            "parameters": f"{entry['parameters']:,}",
+            "tokens seen": f"{entry['tokens']:,}",
+            "optimiser steps": f"{entry['steps']:,}",
+            "peak learning rate, warm-up": f"{entry['learning_rate']:g}, {entry['warmup_share']:.0%} of the steps",
+            "hours": f"{entry['seconds'] / 3600:.2f}",
+            **results["machine"],
+        }
+        summary = (
+            f"A {model} encoder of {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
+            f"{len(results['models'])} models under one budget. {results['budget']} The GLUE figures are means over seeds on "
+            "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use."
+        )
+        write_model_card(
+            folder / f"{model}.md", title, model.partition(":")[0], summary, figures, facts, results["command"],
+            picture="pretraining.png", more=f"## Beside the other models\n\n{tables}\n\n![GLUE](glue.png)",
+        )  # fmt: skip
 
 
 def verdicts(results: Mapping[str, Any]) -> list[str]:

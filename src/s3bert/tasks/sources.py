@@ -61,6 +61,11 @@ class Source:
         weight = f"={self.weight:g}" if self.weight is not None else ""
         return f"{self.name}{config}{weight}"
 
+    @property
+    def title(self) -> str:
+        """What a reader elsewhere can make sense of: a Hub id, or the last part of a local path."""
+        return Path(self.name).name if _looks_like_a_path(self.name) or _is_local(self.name) else str(self)
+
 
 def parse_sources(spec: str) -> list[Source]:
     """Parts of `spec` in order; raises ValueError when a part or a weight is malformed or only some parts have one."""
