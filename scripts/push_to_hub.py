@@ -2,6 +2,7 @@
 
     python scripts/push_to_hub.py --folder runs/base --dry_run           # checks everything, needs no network
     python scripts/push_to_hub.py --folder runs/base --hub_model_id me/s3bert-base
+    python scripts/push_to_hub.py --folder runs/table3/pretrained/s3bert --card runs/table3/report/s3bert.md --dry_run
 
 The folder has to be one that others can use: whole and finite weights, tokenizer, modelling code, and a card whose metadata
 the Hub reads. What a run keeps for itself (checkpoints, corpus, cells of a grid, hidden files) stays at home.
@@ -13,7 +14,7 @@ from pathlib import Path
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script
-from s3bert.hub import files_to_push, problems, push_folder
+from s3bert.hub import adopt_card, files_to_push, problems, push_folder
 
 
 @dataclass
@@ -23,6 +24,9 @@ class PushArguments:
     folder: str = HfArg(help="folder of a finished run")
     hub_model_id: str | None = HfArg(
         help="repository; by default the folder's name in your own space, created when it is not there", default=None
+    )
+    card: str | None = HfArg(
+        help="a model card (Markdown) that becomes the folder's README.md, with the pictures it shows", default=None
     )
     dry_run: bool = HfArg(help="check the folder and list what would be uploaded, and stop there", default=False)
 
@@ -35,6 +39,8 @@ def main(argv: list[str] | None = None) -> str | None:
     """
     (arguments,) = parse_arguments((PushArguments,), argv, __doc__)
     folder = Path(arguments.folder)
+    if arguments.card:
+        adopt_card(Path(arguments.card), folder)
     if found := problems(folder):
         raise ValueError(f"{folder} is not fit to be published:\n" + "\n".join(f"- {problem}" for problem in found))
     files = files_to_push(folder)

@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "src" / "s3bert"
 ALLOWED = {
     "models": {"models"},
     "tasks": {"tasks"},
-    "training": {"checkpoints", "runlog", "measure"},
+    "training": {"checkpoints", "runlog", "measure", "micro_batches"},
     "grid": {"training", "checkpoints"},
+    "micro_batches": set(),
     "jobs": set(),
     "table3": {"hub", "tasks"},
     "checkpoints": set(),

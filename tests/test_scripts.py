@@ -90,6 +90,22 @@ def test_a_dry_run_of_publishing_lists_what_others_need_and_nothing_else(pretrai
     assert list(pretrained.glob("checkpoint-*")), "there was something to leave out"
 
 
+def test_a_card_of_its_own_is_published_with_the_pictures_it_shows(pretrained, tmp_path, capsys):
+    folder, report = tmp_path / "run", tmp_path / "report"
+    shutil.copytree(pretrained, folder)
+    (report / "pictures").mkdir(parents=True)
+    metadata = "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n"
+    (report / "card.md").write_text(metadata + "# A card\n\n![GLUE](pictures/glue.png)\n")
+    words = ["--folder", str(folder), "--card", str(report / "card.md"), "--dry_run"]
+    with pytest.raises(FileNotFoundError, match=r"shows .*glue.png, which is not there"):
+        push_to_hub.main(words)
+    assert (folder / "README.md").read_bytes() == (pretrained / "README.md").read_bytes()
+    (report / "pictures" / "glue.png").write_bytes(b"\x89PNG")
+    push_to_hub.main(words)
+    assert "glue.png" in {line.split()[-1] for line in capsys.readouterr().out.splitlines()}
+    assert (folder / "README.md").read_text().endswith("# A card\n\n![GLUE](glue.png)\n")
+
+
 def cut(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])

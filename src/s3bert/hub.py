@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError
 
-from .files import write_text
+from .files import replacing, write_text
 
 
 @dataclass
@@ -105,6 +107,24 @@ def write_model_card(
         _USE_OF_OWN_CODE if model_type in _OWN_CODE else "",
     ]
     write_text(card, "\n\n".join(section for section in sections if section) + "\n")
+
+
+def adopt_card(card: Path, folder: Path) -> None:
+    """Makes a card the README.md of a folder, with the pictures it shows.
+
+    Raises:
+        FileNotFoundError: no such card, or a picture of it is missing; the folder is as before.
+    """
+    text = card.read_text(encoding="utf-8")
+    pictures = [card.parent / name for name in re.findall(r"!\[[^\]]*\]\(([^):]+)\)", text)]
+    if missing := [picture for picture in pictures if not picture.is_file()]:
+        raise FileNotFoundError(
+            f"{card} shows {missing[0]}, which is not there: write the report again, or mend the link."
+        )
+    for picture in pictures:
+        with replacing(folder / picture.name) as aside:
+            shutil.copyfile(picture, aside)
+    write_text(folder / "README.md", re.sub(r"(!\[[^\]]*\]\()[^):]*?([^):/]+\))", r"\1\2", text))
 
 
 _LEFT_OUT = ["checkpoint-*", "corpus/*", "cells/*", ".*", "*/.*"]  # what of a run's folder stays at home

@@ -7,16 +7,13 @@ number of processes may change between two resumes.
 """
 
 import contextlib
-import inspect
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 from transformers.hf_argparser import HfArg
@@ -45,6 +42,7 @@ from .checkpoints import (
     written_aside,
 )
 from .measure import peak_flops, training_flops
+from .micro_batches import Batches, MicroBatches, ahead
 from .runlog import RunLog
 
 
@@ -52,20 +50,6 @@ logger = logging.getLogger(__name__)
 
 # What the Trainer exempts from weight decay: biases and every norm, the smoother's and skeleton attention's included.
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-
-_STEPS_AHEAD = 2  # steps whose batches are prepared while the device computes
-_PREDICTIONS_MULTIPLE = 64  # labels of a micro-batch vary; bounds of them that are multiples of this make few shapes
-
-
-class Batches(Protocol):
-    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch on the CPU.
-
-    A thread reads it while the device computes, or `dataloader_num_workers` processes do.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]: ...
 
 
 def process_state() -> PartialState:
@@ -158,72 +142,6 @@ class _Progress:
     evaluations_since_best: int = 0
 
 
-class _MicroBatches(Dataset):
-    """The part of each step's global batch that falls to this process, in micro-batches with their weights.
-
-    A model whose `forward` takes `max_predictions` gets it: the labels were counted here, so it need not count them on
-    the device.
-    """
-
-    def __init__(self, batches: Batches, config: TrainingConfig, process: int, processes: int, model: nn.Module):
-        self.batches = batches
-        self.size = config.per_device_train_batch_size
-        self.count = config.gradient_accumulation_steps
-        self.process = process
-        self.processes = processes
-        self.bounds_predictions = "max_predictions" in inspect.signature(model.forward).parameters
-
-    def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, Any], float]], int]:
-        """[(micro-batch, its share of the step's labelled items)], tokens of the global batch."""
-        batch = self.batches[step]
-        rows = len(next(iter(batch.values())))
-        expected = self.size * self.count * self.processes
-        if rows == 0 or rows % expected:
-            raise ValueError(
-                f"Step {step} has {rows} sequences, the loop needs {expected} (TrainingConfig.global_batch_size), or a "
-                "multiple where a step cuts them into shorter ones."
-            )
-        size = rows // (self.count * self.processes)
-        items = _labelled_items(batch)
-        parts = []
-        for i in range(self.count):
-            start = (i * self.processes + self.process) * size
-            part: dict[str, Any] = {name: tensor[start : start + size] for name, tensor in batch.items()}
-            labelled = _labelled_items(part)
-            if self.bounds_predictions and "labels" in part:
-                bound = -(-labelled // _PREDICTIONS_MULTIPLE) * _PREDICTIONS_MULTIPLE
-                part["max_predictions"] = min(bound, part["labels"].numel())
-            parts.append((part, labelled / items))
-        return parts, _tokens(batch)
-
-
-def _labelled_items(batch: dict[str, torch.Tensor]) -> int:
-    """How many items a model's mean loss averages over: labels that are not -100, or sequences."""
-    if "labels" in batch:
-        return max(1, int(np.count_nonzero(batch["labels"].numpy() != -100)))  # torch would take the training's threads
-    return len(next(iter(batch.values())))
-
-
-def _tokens(batch: dict[str, torch.Tensor]) -> int:
-    """Tokens of a batch without padding."""
-    if "attention_mask" in batch:
-        return int(np.count_nonzero(batch["attention_mask"].numpy()))
-    return batch["input_ids"].numel()
-
-
-def _ahead(batches: Iterable) -> Iterator:
-    """The same in the same order, the next ones prepared meanwhile by a thread, which ends when the iterator is closed."""
-    iterator = iter(batches)
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-    pending = deque(thread.submit(next, iterator, None) for _ in range(_STEPS_AHEAD))
-    try:
-        while (batch := pending.popleft().result()) is not None:
-            pending.append(thread.submit(next, iterator, None))
-            yield batch
-    finally:
-        thread.shutdown(cancel_futures=True)
-
-
 def train(
     model: PreTrainedModel,
     batches: Batches,
@@ -294,8 +212,13 @@ class _Run:
 
     def train(self) -> TrainingResult:
         progress, config = self.progress, self.config
-        micro_batches = _MicroBatches(
-            self.batches, config, self.accelerator.process_index, self.accelerator.num_processes, self.plain_model
+        micro_batches = MicroBatches(
+            self.batches,
+            config.per_device_train_batch_size,
+            config.gradient_accumulation_steps,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.plain_model,
         )
         loader = DataLoader(
             micro_batches,
@@ -310,7 +233,7 @@ class _Run:
         bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
         self.model.train()
         stopped, clock = False, time.perf_counter()
-        with contextlib.closing(_ahead(loader)) as steps:
+        with contextlib.closing(ahead(loader)) as steps:
             for parts, tokens in steps:
                 self._step(parts)
                 progress.step += 1

@@ -1,0 +1,93 @@
+"""From global batches to what one process computes: its micro-batches with their weights, prepared ahead."""
+
+import inspect
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+
+_STEPS_AHEAD = 2  # steps whose batches are prepared while the device computes
+_PREDICTIONS_MULTIPLE = 64  # labels of a micro-batch vary; bounds of them that are multiples of this make few shapes
+
+
+class Batches(Protocol):
+    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch on the CPU.
+
+    A thread reads it while the device computes, or `dataloader_num_workers` processes do.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]: ...
+
+
+class MicroBatches(Dataset):
+    """The part of each step's global batch that falls to this process, in micro-batches with their weights.
+
+    A model whose `forward` takes `max_predictions` gets it: the labels were counted here, so it need not count them on
+    the device.
+
+    Args:
+        size: sequences of a micro-batch. count: micro-batches of a step on one process. process, processes: which of how many.
+    """
+
+    def __init__(self, batches: Batches, size: int, count: int, process: int, processes: int, model: nn.Module):
+        self.batches, self.size, self.count = batches, size, count
+        self.process, self.processes = process, processes
+        self.bounds_predictions = "max_predictions" in inspect.signature(model.forward).parameters
+
+    def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, Any], float]], int]:
+        """[(micro-batch, its share of the step's labelled items)], tokens of the global batch."""
+        batch = self.batches[step]
+        rows = len(next(iter(batch.values())))
+        expected = self.size * self.count * self.processes
+        if rows == 0 or rows % expected:
+            raise ValueError(
+                f"Step {step} has {rows} sequences, the loop needs {expected} (batch size x accumulation x processes), or a "
+                "multiple where a step cuts them into shorter ones."
+            )
+        size = rows // (self.count * self.processes)
+        items = _labelled_items(batch)
+        parts = []
+        for i in range(self.count):
+            start = (i * self.processes + self.process) * size
+            part: dict[str, Any] = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            labelled = _labelled_items(part)
+            if self.bounds_predictions and "labels" in part:
+                bound = -(-labelled // _PREDICTIONS_MULTIPLE) * _PREDICTIONS_MULTIPLE
+                part["max_predictions"] = min(bound, part["labels"].numel())
+            parts.append((part, labelled / items))
+        return parts, _tokens(batch)
+
+
+def _labelled_items(batch: dict[str, torch.Tensor]) -> int:
+    """How many items a model's mean loss averages over: labels that are not -100, or sequences."""
+    if "labels" in batch:
+        return max(1, int(np.count_nonzero(batch["labels"].numpy() != -100)))  # torch would take the training's threads
+    return len(next(iter(batch.values())))
+
+
+def _tokens(batch: dict[str, torch.Tensor]) -> int:
+    """Tokens of a batch without padding."""
+    if "attention_mask" in batch:
+        return int(np.count_nonzero(batch["attention_mask"].numpy()))
+    return batch["input_ids"].numel()
+
+
+def ahead(batches: Iterable) -> Iterator:
+    """The same in the same order, the next ones prepared meanwhile by a thread, which ends when the iterator is closed."""
+    iterator = iter(batches)
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    pending = deque(thread.submit(next, iterator, None) for _ in range(_STEPS_AHEAD))
+    try:
+        while (batch := pending.popleft().result()) is not None:
+            pending.append(thread.submit(next, iterator, None))
+            yield batch
+    finally:
+        thread.shutdown(cancel_futures=True)
