@@ -293,7 +293,9 @@ class Comparison:
         changes = model.partition(":")[2]
         folder = self.folder / kind / name
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
-        words += ["--config_overrides", changes] if changes else []
+        # Positions beyond a block's would stay as they were drawn.
+        positions = f"max_position_embeddings={self.budget.max_seq_length}"
+        words += ["--config_overrides", f"{positions},{changes}" if changes else positions]
         words += ["--dataset_name", self.corpus, "--learning_rate", rate, "--max_train_steps", steps]
         words += ["--num_warmup_steps", round(warmup * steps), "--output_dir", folder]
         command = self.budget.command("pretrain_mlm.py", *words, "--resume_from_checkpoint", "latest")
