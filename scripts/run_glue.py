@@ -132,7 +132,7 @@ def publish(
     print(f"\n{text}")
 
     figures = [
-        Figure("text-classification", f"glue/{name}", split, metric, cell.metrics[metric + suffix])
+        Figure("text-classification", "nyu-mll/glue", split, metric, cell.metrics[metric + suffix], config=name)
         for split, suffix in task.evaluation_splits.items()
         if split in rows
         for metric in task.metrics

@@ -70,7 +70,7 @@ def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(c
     card = ModelCard.load(comparison / "report" / "s3bert.md")
     figures = {(found.dataset_name, found.metric_type): found.metric_value for found in card.data.eval_results}
     assert figures["synthetic", "loss"] == results["models"]["s3bert"]["eval_loss"]
-    assert figures["glue/synthetic_acceptability", "matthews_correlation"] == pytest.approx(scores["seeds"][0])
+    assert figures["nyu-mll/glue, synthetic_acceptability", "matthews_correlation"] == pytest.approx(scores["seeds"][0])
     assert "it has not left its first plateau" in card.text
 
 

@@ -202,6 +202,8 @@ def test_a_streamed_corpus_trains_and_resumes_to_the_last_digit(tmp_path):
         (["--model_type", "s3bert", "--config_overrides", "max_position_embeddings=16"], "blocks of 32 tokens, the model takes up to 16"),
         (["--model_type", "s3bert", "--config_overrides", "num_segments=7"], "num_segments = 7"),
         (["--model_type", "bert", "--mlm_probability", "15"], "mlm_probability = 15"),
+        (["--model_type", "bert", "--short_seq_length", "5"], "short_seq_length = 5: blocks of 32 tokens are cut into 2, 4, 8, 16"),
+        (["--model_type", "bert", "--short_seq_length", "8", "--short_seq_share", "2"], "short_seq_share = 2.0: a share lies between"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, tmp_path):

@@ -25,6 +25,11 @@ class Figure:
     split: str
     metric: str
     value: float
+    config: str | None = None  # of the dataset, as "cola" of "nyu-mll/glue"
+
+    @property
+    def dataset_in_words(self) -> str:
+        return f"{self.dataset}, {self.config}" if self.config else self.dataset
 
 
 _LOAD = {
@@ -73,7 +78,8 @@ def write_model_card(
         EvalResult(
             task_type=figure.task,
             dataset_type=figure.dataset,
-            dataset_name=figure.dataset,
+            dataset_name=figure.dataset_in_words,
+            dataset_config=figure.config,
             dataset_split=figure.split,
             metric_type=figure.metric,
             metric_value=figure.value,
@@ -90,7 +96,7 @@ def write_model_card(
         eval_results=results or None,
         base_model=base_model,
     )
-    measured = [f"| {f.dataset} ({f.split}) | {f.metric} | {f.value:.4f} |" for f in figures]
+    measured = [f"| {f.dataset_in_words} ({f.split}) | {f.metric} | {f.value:.4f} |" for f in figures]
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {title}",

@@ -65,17 +65,22 @@ def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> st
 
 def markdown(results: Mapping[str, Any]) -> str:
     """`results.json` as tables: scores measured and published, both as percentages of BERT, pretraining, and data."""
+    head = [f"# {results['title']}", results["budget"], f"`{results['command']}`"]
+    return "\n\n".join(head + _sections(results, "##")) + "\n"
+
+
+def _sections(results: Mapping[str, Any], level: str) -> list[str]:
+    """Headings of that level, tables, and what has to be said of them."""
     models, tasks = list(results["models"]), results["tasks"]
-    sections = [f"# {results['title']}", results["budget"], f"`{results['command']}`"]
-    shown = list(tasks)
+    sections, shown = [], list(tasks)
     if shown:
-        sections += ["## GLUE, development sets", _scores(results, models, shown)]
+        sections += [f"{level} GLUE, development sets", _scores(results, models, shown)]
         sections += ["\n".join(f"- {line}" for line in results["verdicts"])]
         notes = [f"- {task}: {note}" for task in shown for note in tasks[task]["not_the_official_data"]]
         sections += [
             "Not the official data, so not comparable with the paper's figures:\n\n" + "\n".join(notes)
         ] * bool(notes)
-    sections += ["## Pretraining", _pretraining(results, models)]
+    sections += [f"{level} Pretraining", _pretraining(results, models)]
     if "bert" in models:
         below = results["models"]["bert"]["unigram_entropy"] - results["models"]["bert"]["eval_loss"]
         if below < PLATEAU:
@@ -84,8 +89,8 @@ def markdown(results: Mapping[str, Any]) -> str:
                 "first plateau, and this comparison says nothing about what the models can do.**"
             )
     if any(len(entry["search"]) > 1 for entry in results["models"].values()):
-        sections += ["## Learning rates and warm-ups tried", _search(results, models)]
-    return "\n\n".join(sections) + "\n"
+        sections += [f"{level} Learning rates and warm-ups tried", _search(results, models)]
+    return sections
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -216,15 +221,14 @@ def _save(figure: plt.Figure, file: Path) -> None:
 
 def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
     """Writes a model card for each pretrained checkpoint of a comparison, `MODEL.md`: its figures for the Hub, and all tables."""
-    tables = markdown(results).replace("\n# ", "\n## ").partition("\n")[2].strip()
+    tables = "\n\n".join(_sections(results, "###"))
     for model, entry in results["models"].items():
         title = f"{model.replace(':', '-').replace(',', '-')}-{results['size']}"
         figures = [Figure("fill-mask", entry["corpus"], "validation", "loss", entry["eval_loss"])]
-        figures += [
-            Figure("text-classification", f"glue/{task}", next(iter(GLUE_TASKS[task].evaluation_splits)), metric, value)
-            for task, scores in results["tasks"].items()
-            for metric, value in scores["models"][model]["metrics"].items()
-        ]
+        for task, scores in results["tasks"].items():
+            split = next(iter(GLUE_TASKS[task].evaluation_splits))
+            for metric, value in scores["models"][model]["metrics"].items():
+                figures.append(Figure("text-classification", "nyu-mll/glue", split, metric, value, config=task))
         facts = {
             "parameters": f"{entry['parameters']:,}",
             "tokens seen": f"{entry['tokens']:,}",
@@ -234,7 +238,7 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
             **results["machine"],
         }
         summary = (
-            f"A {model} encoder of {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
+            f"{model}, {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
             f"{len(results['models'])} models under one budget. {results['budget']} The GLUE figures are means over seeds on "
             "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use."
         )
