@@ -1,0 +1,65 @@
+"""What attentions over heads share: the projections around a rule that says how heads mix, and token numbers under a mask."""
+
+import torch
+from torch import nn
+
+from .numerics import zero_padding
+
+
+class HeadAttention(nn.Module):
+    """Queries, keys and values of h heads, a rule that mixes them (`attend`, by the subclass), the output projection.
+
+    B batch, S length, H hidden size, h heads of p = H / h channels.
+
+    Args:
+        hidden_size: H. num_heads: h. max_length: tokens of the longest sequence. dropout: on attention weights.
+
+    Raises:
+        ValueError: h does not divide H.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, max_length: int, dropout: float = 0.0):
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
+        self.num_heads, self.head_size, self.max_length = num_heads, hidden_size // num_heads, max_length
+        self.query = nn.Linear(hidden_size, hidden_size)
+        self.key = nn.Linear(hidden_size, hidden_size)
+        self.value = nn.Linear(hidden_size, hidden_size)
+        self.output = nn.Linear(hidden_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, S, H) -> (B, S, H), zero at padding. `mask` (B, S) is True at real tokens; nothing else has influence."""
+        hidden_states = zero_padding(hidden_states, mask)
+        query, key, value = (
+            linear(hidden_states).unflatten(2, (self.num_heads, self.head_size)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        mixed = self.attend(query, key, value, mask).to(hidden_states.dtype)
+        return zero_padding(self.output(mixed.transpose(1, 2).flatten(2)), mask)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The rule: (B, h, S, p) three times -> (B, h, S, p), finite at padding too, where keys and values are biases."""
+        raise NotImplementedError
+
+
+def keys_that_count(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """(B, h, S, ...) with zeros at padding."""
+    return states if mask is None else states.masked_fill(~mask.view(len(mask), 1, -1, *[1] * (states.dim() - 3)), 0)
+
+
+def real_lengths(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Each sequence's number n of real tokens, (B, 1); `states` is (B, h, S, p)."""
+    if mask is None:
+        return torch.full((len(states), 1), states.shape[2], device=states.device)
+    return mask.sum(1, keepdim=True)
+
+
+def token_numbers(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Each real token's number among the real ones of its sequence, from 0, (B, S); padding has that of a token beside it."""
+    if mask is None:
+        return torch.arange(states.shape[2], device=states.device).expand(len(states), -1)
+    return (mask.cumsum(1) - 1).clamp(min=0)

@@ -1,0 +1,103 @@
+"""FMMformer attention (Nguyen et al., NeurIPS 2021, arXiv 2108.02347): a band of softmax attention and low-rank kernels.
+
+    out = sigmoid(w1) D V + sigmoid(w2) sum_l L_l V            (eqs. 9, 10)
+
+D is a softmax over the neighbours within the band, L_l linear attention under the feature map l (eq. 4). Both are linear in
+the length, in time and memory.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .attention_heads import HeadAttention, keys_that_count
+from .mixer_linear import SMALLEST_DENOMINATOR, feature_sums
+from .numerics import at_least_float32
+
+
+# tanh, as the paper prints it, is odd: half of its denominators are negative, and the smallest make outputs explode.
+# The authors' program shifts it; the literal form is there, guarded, and never a default.
+FEATURE_MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elu": lambda x: F.elu(x) + 1,
+    "elu_flip": lambda x: F.elu(-x) + 1,
+    "tanh": lambda x: torch.tanh(x) + 1,
+    "tanh_raw": torch.tanh,
+}
+_RAW_GUARD = 1e-2  # of the mean size of a sequence's denominators
+
+
+class FmmAttention(HeadAttention):
+    """Near-field and far-field attention, blended by a learnt weight each and head.
+
+    Args:
+        hidden_size, num_heads, max_length, dropout: as in `HeadAttention`; dropout acts on the band.
+        bandwidth: k; neighbours up to k - 1 tokens away are in the band, 2 k - 1 diagonals, as in the authors' program. (The
+            paper's "0.125% of the matrix at 4K" would be k diagonals for its k = 5.)
+        kernels: feature maps of the far field, names in `FEATURE_MAPS`.
+        causal: a token reads itself and those before it.
+
+    Raises:
+        ValueError: k under 1, no or an unknown kernel, "tanh_raw" in the causal form, whose guard looks ahead.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        dropout: float = 0.0,
+        bandwidth: int = 5,
+        kernels: Sequence[str] = ("elu", "elu_flip"),
+        causal: bool = False,
+    ):
+        super().__init__(hidden_size, num_heads, max_length, dropout)
+        if bandwidth < 1:
+            raise ValueError(f"bandwidth = {bandwidth}: the band has the token itself at least, which is 1.")
+        unknown = [name for name in kernels if name not in FEATURE_MAPS]
+        if unknown or not kernels:
+            raise ValueError(f"kernels = {list(kernels)}: name one or more of {', '.join(FEATURE_MAPS)}.")
+        if causal and "tanh_raw" in kernels:
+            raise ValueError("kernels: tanh_raw has no causal form; take tanh.")
+        self.bandwidth, self.kernels, self.causal = bandwidth, tuple(kernels), causal
+        self.near_weight = nn.Parameter(torch.zeros(num_heads))  # w1, before the sigmoid
+        self.far_weight = nn.Parameter(torch.zeros(num_heads))  # w2
+
+    def attend(self, query, key, value, mask):
+        with torch.autocast(query.device.type, enabled=False):
+            query, key, value = (at_least_float32(states) for states in (query, key, value))
+            near = self._near_field(query, key, value, mask)
+            far = sum(self._far_field(name, query, key, value, mask) for name in self.kernels)
+            near_weight, far_weight = (w.sigmoid()[:, None, None] for w in (self.near_weight, self.far_weight))
+            return near_weight * near + far_weight * far
+
+    def _near_field(self, query, key, value, mask):
+        """Softmax over the offsets of the band, shifted keys and values a diagonal at a time."""
+        length = query.shape[2]
+        reach = min(self.bandwidth, length) - 1
+        after = 0 if self.causal else reach
+        counts = torch.ones(len(query), length, dtype=torch.bool, device=query.device) if mask is None else mask
+        counts = F.pad(counts, (reach, after))[:, None]  # (B, 1, S + ...)
+        keys, values = (F.pad(states, (0, 0, reach, after)) for states in (key, value))
+        offsets = range(reach + 1 + after)
+        scores = torch.stack([(query * keys[:, :, d : d + length]).sum(3) for d in offsets], 3)  # (B, h, S, offsets)
+        admissible = torch.stack([counts[:, :, d : d + length] for d in offsets], 3)
+        # A token may always read itself, so that padding, zeroed afterwards, is never a softmax over nothing.
+        admissible = admissible | (torch.arange(len(offsets), device=query.device) == reach)
+        scores = (scores / self.head_size**0.5).masked_fill(~admissible, torch.finfo(scores.dtype).min)
+        weights = self.dropout(scores.softmax(3))
+        return sum(weights[..., d, None] * values[:, :, d : d + length] for d in offsets)
+
+    def _far_field(self, name, query, key, value, mask):
+        """Linear attention under one feature map."""
+        feature_map = FEATURE_MAPS[name]
+        features = keys_that_count(feature_map(key), mask)
+        numerator, denominator = feature_sums(feature_map(query), features, value, self.causal)
+        if name != "tanh_raw":
+            return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
+        sizes = keys_that_count(denominator.abs(), mask)
+        count = denominator.shape[2] if mask is None else mask.sum(1).clamp(min=1)[:, None, None, None]
+        smallest = (_RAW_GUARD * sizes.sum(2, keepdim=True) / count).clamp(min=SMALLEST_DENOMINATOR)
+        sign = torch.where(denominator < 0, -1.0, 1.0)
+        return numerator / (sign * denominator.abs().maximum(smallest))
