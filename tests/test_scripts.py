@@ -13,6 +13,7 @@ import push_to_hub
 import pytest
 import reproduce_table3
 import run_glue
+import run_lra
 import torch
 import yaml
 from huggingface_hub import ModelCard
@@ -239,6 +240,8 @@ def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monk
     monkeypatch.chdir(ROOT)
     if file.parent.name == "table3":
         classes, words = (reproduce_table3.Budget,), []
+    elif file.parent.name == "lra":
+        classes, words = (run_lra.LraArguments, run_glue.GridConfig), []
     elif "glue" in str(file):
         classes = (run_glue.ModelArguments, run_glue.GlueArguments, run_glue.GridConfig)
         words = ["--model_name_or_path", "x", "--task_name", "cola"]

@@ -1,12 +1,15 @@
-"""S3BERT, BERT with S3Attention, and the PoNet it is compared with; importing registers both with Transformers' auto classes."""
+"""S3BERT, BERT with S3Attention, the PoNet it is compared with, and the Long Range Arena encoder; importing registers all with
+Transformers' auto classes."""
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
 from .models import modeling_ponet, modeling_s3bert
 from .models.configuration_encoder import CLASS_SUFFIXES
+from .models.configuration_lra import LraConfig
 from .models.configuration_ponet import PoNetConfig
 from .models.configuration_s3bert import S3BertConfig
+from .models.modeling_lra import LraForMaskedLM, LraForSequenceClassification, LraModel
 from .models.modeling_ponet import (
     PoNetForMaskedLM,
     PoNetForMultipleChoice,
@@ -34,7 +37,16 @@ for _config, _module, _name in ((S3BertConfig, modeling_s3bert, "S3Bert"), (PoNe
     for _auto_class, _suffix in CLASS_SUFFIXES.items():
         getattr(transformers, _auto_class).register(_config, getattr(_module, _name + _suffix))
 
+AutoConfig.register(LraConfig.model_type, LraConfig)
+transformers.AutoModel.register(LraConfig, LraModel)
+transformers.AutoModelForMaskedLM.register(LraConfig, LraForMaskedLM)
+transformers.AutoModelForSequenceClassification.register(LraConfig, LraForSequenceClassification)
+
 __all__ = [
+    "LraConfig",
+    "LraForMaskedLM",
+    "LraForSequenceClassification",
+    "LraModel",
     "PoNetConfig",
     "PoNetForMaskedLM",
     "PoNetForMultipleChoice",

@@ -20,10 +20,11 @@ class SoftmaxAttention(HeadAttention):
     def attend(self, query, key, value, mask):
         allowed = None
         if mask is not None:
-            # A token may always read itself, so that padding, zeroed afterwards, is never a softmax over nothing.
-            allowed = mask[:, None, None] | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+            # No query, whose result is zeroed later, may be a softmax over nothing: its gradient would be NaN.
+            allowed = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # (B, 1, 1, S)
             if self.causal:
-                allowed = allowed.tril()
+                itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+                allowed = (allowed | itself).tril()
         dropout = self.dropout.p if self.training else 0.0
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=self.causal and mask is None

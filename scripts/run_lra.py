@@ -1,0 +1,242 @@
+"""Trains any token mixer on a task of the Long Range Arena: S3, softmax, FMMformer, Skyformer, PoNet, ...
+
+    python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --output_dir runs/lra-image
+    python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --mixer fmm:bandwidth=5,kernels=[elu,tanh] \\
+        --output_dir runs/lra-image-fmm
+    python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --ablate --output_dir runs/lra-ablation
+
+A folder of the task's name lies in the data folder; scripts/prepare_lra.py makes those of ListOps and Pathfinder. Validation
+accuracy is measured once an epoch, test accuracy once, by the finished model. Seeds and learning rates may be several, and the
+same command goes on after a kill. The output folder gets `all_results.json` and `results.md`.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn import functional as F
+from transformers.hf_argparser import HfArg
+
+from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
+from s3bert.grid import GridConfig, Setting, grid_results, run_grid
+from s3bert.models.configuration_lra import LraConfig
+from s3bert.models.mixers import mixer_settings
+from s3bert.models.modeling_lra import LraForSequenceClassification
+from s3bert.tasks.lra import LRA_TASKS, Examples, LraBatches
+from s3bert.training import TrainingConfig, TrainingResult, process_state, train
+
+
+logger = logging.getLogger(__name__)
+
+# Table 7: what is taken away.
+ABLATIONS = {
+    "whole": {},
+    "without Fourier convolution": {"use_fourier_convolution": False},
+    "without convolution stem": {"use_convolution_stem": False},
+    "without column attention": {"use_column_attention": False},
+    "without row attention": {"use_row_attention": False},
+}
+VARIED = {"r": "num_segments", "s1": "num_row_samples", "s2": "num_column_samples"}  # Table 6
+
+
+@dataclass
+class LraArguments:
+    """The task, the encoder, and what to compare."""
+
+    task_name: str = HfArg(help="listops, text, retrieval, image or pathfinder")
+    data_dir: str = HfArg(help="folder that holds a folder of the task's name", default="data/lra")
+    mixer: str = HfArg(
+        help="token mixer (a wrong name lists them), with settings of its own after a colon: fmm:bandwidth=5,kernels=[elu,tanh]",
+        default="s3",
+    )
+    hidden_size: int = HfArg(help="width", default=64)
+    num_hidden_layers: int = HfArg(help="layers", default=2)
+    num_attention_heads: int = HfArg(help="heads", default=2)
+    intermediate_size: int = HfArg(help="width of the feed-forward", default=128)
+    hidden_dropout_prob: float = HfArg(help="dropout of embeddings, mixers' outputs and feed-forward", default=0.1)
+    attention_probs_dropout_prob: float = HfArg(help="dropout that the mixer is given", default=0.1)
+    max_seq_length: int | None = HfArg(
+        help="cut sequences to so many tokens; the task's length by default", default=None
+    )
+    zero_is_padding: bool = HfArg(help="black pixels count as padding, as in the released programs", default=True)
+    max_train_samples: int | None = HfArg(help="train on the first examples only", default=None)
+    max_eval_samples: int | None = HfArg(help="evaluate on the first examples only", default=None)
+    ablate: bool = HfArg(help="S3 whole and without each of its four parts (Table 7)", default=False)
+    vary: str | None = HfArg(help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
+    values: list[int] = HfArg(help="what --vary tries", default_factory=lambda: [1, 4, 8, 16, 32])
+    noise: list[float] = HfArg(
+        help="amplitudes of uniform noise on grey values, each a run (Table 5)", default_factory=list
+    )
+
+    def __post_init__(self):
+        if self.task_name not in LRA_TASKS:
+            known = ", ".join(LRA_TASKS)
+            raise ValueError(
+                f"Unknown task {self.task_name!r}: there is {known}.{close_match(self.task_name, LRA_TASKS)}"
+            )
+        self.own_settings()
+        if (self.ablate or self.vary) and self.mixer_name != "s3":
+            raise ValueError(f"mixer = {self.mixer}: --ablate and --vary take S3 apart; leave --mixer out.")
+        if self.vary is not None and self.vary not in VARIED:
+            raise ValueError(f"vary = {self.vary!r}: there is {', '.join(VARIED)}.")
+        if self.noise and not LRA_TASKS[self.task_name].pixels:
+            raise ValueError(f"noise: {self.task_name} has no grey values; take image or pathfinder.")
+        if sum((self.ablate, self.vary is not None, bool(self.noise))) > 1:
+            raise ValueError("Give one of --ablate, --vary and --noise at a time.")
+
+    @property
+    def mixer_name(self) -> str:
+        return self.mixer.partition(":")[0]
+
+    def own_settings(self) -> dict[str, Any]:
+        """The mixer's settings, values read as YAML.
+
+        Raises:
+            ValueError: there is no such mixer, or what stands after the colon are no settings.
+        """
+        mixer_settings(self.mixer_name)
+        text = self.mixer.partition(":")[2]
+        try:
+            entries = yaml.safe_load("{" + text.replace("=", ": ") + "}")
+        except yaml.YAMLError:
+            entries = None
+        if not isinstance(entries, dict) or None in entries.values():
+            raise ValueError(f"mixer = {self.mixer!r}: settings are name=value, with commas between them.")
+        return entries
+
+    def arms(self) -> Iterator[tuple[str, dict[str, Any], float]]:
+        """What is compared: a name, settings of the mixer on top of the others, and the noise's amplitude."""
+        if self.ablate:
+            yield from ((name, changes, 0.0) for name, changes in ABLATIONS.items())
+        elif self.vary is not None:
+            yield from ((f"{self.vary} = {value}", {VARIED[self.vary]: value}, 0.0) for value in self.values)
+        elif self.noise:
+            yield from ((f"noise {amplitude:g}", {}, amplitude) for amplitude in self.noise)
+        else:
+            yield self.mixer_name, {}, 0.0
+
+
+def build_config(arguments: LraArguments, length: int, changes: dict[str, Any]) -> LraConfig:
+    """The encoder's configuration for a task and its longest sequence."""
+    task = LRA_TASKS[arguments.task_name]
+    return LraConfig(
+        mixer=arguments.mixer_name,
+        mixer_settings=arguments.own_settings() | changes,
+        vocab_size=task.vocab_size + (not arguments.zero_is_padding),
+        num_labels=task.num_labels,
+        max_position_embeddings=length,
+        pair_inputs=task.pair,
+        hidden_size=arguments.hidden_size,
+        num_hidden_layers=arguments.num_hidden_layers,
+        num_attention_heads=arguments.num_attention_heads,
+        intermediate_size=arguments.intermediate_size,
+        hidden_dropout_prob=arguments.hidden_dropout_prob,
+        attention_probs_dropout_prob=arguments.attention_probs_dropout_prob,
+    )
+
+
+class Evaluation:
+    """Loss and accuracy on all examples of a split, for `training.train` to call; accuracy is the `score`, too."""
+
+    def __init__(self, examples: Examples, batch_size: int):
+        self.examples, self.batch_size = examples, batch_size
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
+        starts = range(0, len(self.examples), self.batch_size)
+        # Each process takes as many batches as any other: sharded models must run in step.
+        for i in range(-(-len(starts) // accelerator.num_processes)):
+            index = i * accelerator.num_processes + accelerator.process_index
+            start = starts[index % len(starts)]
+            chosen = torch.arange(start, min(start + self.batch_size, len(self.examples))).numpy()
+            batch = {name: part.to(accelerator.device) for name, part in self.examples.batch(chosen).items()}
+            logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
+            if index < len(starts):
+                loss = F.cross_entropy(logits, labels, reduction="sum")
+                sums += torch.stack([loss, (logits.argmax(1) == labels).sum()])
+        loss, right = (accelerator.reduce(sums, "sum") / len(self.examples)).tolist()
+        return {"loss": loss, "accuracy": right, "score": right}
+
+
+def run_arm(
+    arguments: LraArguments, splits: dict[str, Examples], changes: dict[str, Any], amplitude: float, grid: GridConfig
+) -> list[Setting]:
+    """Trains the grid's cells of one arm; their metrics include `test_accuracy` and `test_loss`."""
+    config = build_config(arguments, splits["train"].max_length, changes)
+    if amplitude:
+        splits = {name: examples.noisy(amplitude, number) for number, (name, examples) in enumerate(splits.items())}
+    if not arguments.zero_is_padding:
+        splits = {name: examples.shifted() for name, examples in splits.items()}
+
+    def train_cell(cell: TrainingConfig) -> TrainingResult:
+        set_seed(cell.seed)
+        model = LraForSequenceClassification(config)
+        batches = LraBatches(splits["train"], cell.global_batch_size(), cell.seed)
+        validation = Evaluation(splits["validation"], cell.per_device_eval_batch_size)
+        cell = replace(cell, save_steps=cell.save_steps or len(batches))
+        result = train(model, batches, cell, validation)
+        accelerator = Accelerator()
+        model.to(accelerator.device).eval()
+        measured = Evaluation(splits["test"], cell.per_device_eval_batch_size)(model, accelerator)
+        return replace(
+            result, metrics=result.metrics | {f"test_{name}": measured[name] for name in ("loss", "accuracy")}
+        )
+
+    rows = {name: len(examples) for name, examples in splits.items()}
+    model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
+    identity = {"task": arguments.task_name, "rows": rows, "noise": amplitude, "model": model}
+    return run_grid(grid, identity, train_cell)
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """A Markdown table of all arms and settings: accuracies times 100, means over seeds."""
+    lines = ["| | setting | test accuracy | seeds | validation accuracy |", "|---|---|---|---|---|"]
+    for name, result in results.items():
+        for setting in result["settings"]:
+            tests = [100 * cell["metrics"]["test_accuracy"] for cell in setting["cells"] if cell["metrics"]]
+            each = ", ".join(f"{value:.2f}" for value in tests)
+            average = f"{sum(tests) / len(tests):.2f}" if tests else "failed"
+            validation = "" if setting["mean"] is None else f"{100 * setting['mean']:.2f}"
+            lines.append(f"| {name} | {setting['name']} | {average} | {each} | {validation} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Runs the script; returns the content of `all_results.json`."""
+    arguments, grid = parse_arguments((LraArguments, GridConfig), argv, __doc__)
+    task = LRA_TASKS[arguments.task_name]
+    length = arguments.max_seq_length or task.max_length
+    for _, changes, _ in arguments.arms():  # a wrong setting is known before anything is read
+        LraForSequenceClassification(build_config(arguments, length, changes))
+    with process_state().local_main_process_first():
+        splits = task.read(Path(arguments.data_dir) / arguments.task_name, length)
+    limits = dict.fromkeys(splits, arguments.max_eval_samples) | {"train": arguments.max_train_samples}
+    splits = {name: examples.take(limits[name]) for name, examples in splits.items()}
+    top, results = Path(grid.output_dir), {}
+    for name, changes, amplitude in arguments.arms():
+        logger.info("%s on %s", name, arguments.task_name)
+        folder = top / name.replace(" ", "-").replace("=", "").replace("--", "-")
+        settings = run_arm(arguments, splits, changes, amplitude, replace(grid, output_dir=str(folder)))
+        results[name] = grid_results(settings)
+        if process_state().is_main_process:
+            content = {"task": arguments.task_name, "arms": results}
+            write_text(top / "results.md", f"# {arguments.task_name}\n\n{table(results)}\n")
+            write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
+            save_arguments(top / "arguments.yaml", arguments, grid)
+    process_state().wait_for_everyone()
+    print((top / "results.md").read_text(encoding="utf-8"))
+    return json.loads((top / "all_results.json").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    run_as_script(main)

@@ -1,0 +1,156 @@
+"""The Long Range Arena encoder around any mixer, its classifier and its masked-token head.
+
+    ids -> word and position embeddings -> pre-LayerNorm blocks (mixer, feed-forward) -> LayerNorm -> mean over real tokens
+
+After the encoder of Nystromformer's LRA code (Xiong et al., 2021), with means over real tokens. Token 0 is padding: where no
+mask is given, it is read from the ids. B batch, S length, H hidden size.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+
+from .configuration_lra import LraConfig
+from .mixers import build_mixer
+from .numerics import at_least_float32, zero_padding
+
+
+class LraLayer(GradientCheckpointingLayer):
+    """x + mixer(LayerNorm x), then x + feed-forward(LayerNorm x); (B, S, H) -> (B, S, H)."""
+
+    def __init__(self, config: LraConfig, layer_index: int):
+        super().__init__()
+        self.mixer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mixer = build_mixer(
+            config.mixer,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.max_position_embeddings,
+            config.attention_probs_dropout_prob,
+            layer_index,
+            **config.mixer_settings,
+        )
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        hidden_states = hidden_states + self.dropout(self.mixer(self.mixer_norm(hidden_states), mask))
+        inner = self.dropout(F.gelu(self.intermediate(self.feed_forward_norm(hidden_states))))
+        return hidden_states + self.dropout(self.output(inner))
+
+
+class LraPreTrainedModel(PreTrainedModel):
+    """Embeddings and linear layers start normal(0, initializer_range), biases at 0; mixers keep the values they draw."""
+
+    config_class = LraConfig
+    config: LraConfig
+    base_model_prefix = "encoder"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _input_embed_layer = "word_embeddings"
+    _no_split_modules = ["LraLayer"]
+
+
+class LraModel(LraPreTrainedModel):
+    """The encoder: ids (B, S) to states (B, S, H), zero at padding, and the mask (B, S)."""
+
+    def __init__(self, config: LraConfig):
+        super().__init__(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layers = nn.ModuleList(LraLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.post_init()
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Raises:
+            ValueError: the sequence is longer than the task's.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"The sequence has {length} tokens, the model takes up to {self.config.max_position_embeddings}: cut it, or "
+                "build the model with a larger max_position_embeddings."
+            )
+        input_ids = input_ids.long()  # they may come as bytes
+        mask = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
+        states = self.dropout(self.word_embeddings(input_ids) + self.position_embeddings.weight[:length])
+        for layer in self.layers:
+            states = layer(states, mask)
+        return zero_padding(self.norm(states), mask), mask
+
+
+class LraForSequenceClassification(LraPreTrainedModel):
+    """Two linear layers on the mean of real tokens; of two sequences a and b, on [a, b, a b, a - b]."""
+
+    def __init__(self, config: LraConfig):
+        super().__init__(config)
+        self.encoder = LraModel(config)
+        pooled_size = (4 if config.pair_inputs else 1) * config.hidden_size
+        self.dense = nn.Linear(pooled_size, config.classifier_size)
+        self.classifier = nn.Linear(config.classifier_size, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Logits (B, num_labels) of ids (B, S), or (B, 2, S) for pairs; the loss is the mean cross entropy."""
+        if (input_ids.dim() == 3) != self.config.pair_inputs:
+            expected = "(B, 2, S)" if self.config.pair_inputs else "(B, S)"
+            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; this model takes {expected}.")
+        if self.config.pair_inputs:
+            masks = None if attention_mask is None else attention_mask.flatten(0, 1)
+            left, right = self._pool(input_ids.flatten(0, 1), masks).unflatten(0, (-1, 2)).unbind(1)
+            pooled = torch.cat([left, right, left * right, left - right], 1)
+        else:
+            pooled = self._pool(input_ids, attention_mask)
+        logits = self.classifier(F.relu(self.dense(pooled)))
+        loss = None if labels is None else F.cross_entropy(at_least_float32(logits), labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def _pool(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        states, mask = self.encoder(input_ids, attention_mask)
+        total = at_least_float32(states).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        return total.to(states.dtype)  # (B, H)
+
+
+class LraForMaskedLM(LraPreTrainedModel):
+    """Predicts masked tokens, for pretraining on a task's own inputs; the decoder is the embedding's table."""
+
+    _tied_weights_keys = {"decoder.weight": "encoder.word_embeddings.weight"}
+
+    def __init__(self, config: LraConfig):
+        super().__init__(config)
+        self.encoder = LraModel(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> MaskedLMOutput:
+        """Logits (B, S, vocab_size); the loss is the mean cross entropy over labels that are not -100."""
+        states, _ = self.encoder(input_ids, attention_mask)
+        logits = self.decoder(states)
+        loss = None if labels is None else F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+__all__ = ["LraForMaskedLM", "LraForSequenceClassification", "LraModel", "LraPreTrainedModel"]

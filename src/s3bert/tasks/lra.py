@@ -1,0 +1,217 @@
+"""Long Range Arena (Tay et al., ICLR 2021): five classification tasks over long sequences, as a table, and their files.
+
+Ids start at 1, and 0 is padding, on the right. Text and Retrieval are bytes + 1. Pixels are grey values as they are, so that a black
+pixel counts as padding: what the released programs do (`zero_is_padding`), and what can be switched off. S is a sequence's length.
+"""
+
+import gzip
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .listops import read_listops
+from .pathfinder import read_pathfinder
+
+
+class Examples:
+    """Sequences of ids, kept as one array of bytes, and their labels.
+
+    Args:
+        sequences: (S,) arrays of ids; two an example, one after the other, if `pair`. labels: (examples,).
+        max_length: longer sequences are cut at the end.
+    """
+
+    def __init__(self, sequences: list[np.ndarray], labels: np.ndarray, max_length: int, pair: bool = False):
+        sequences = [sequence[:max_length] for sequence in sequences]
+        self.lengths = np.array([len(sequence) for sequence in sequences])
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.tokens = np.concatenate(sequences)
+        self.labels, self.max_length, self.pair = torch.from_numpy(labels.astype(np.int64)), max_length, pair
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
+        """`input_ids` (B, S) or (B, 2, S), padded to the longest, and `labels` (B,) of the examples of those numbers."""
+        rows = (2 * chosen[:, None] + np.arange(2)).ravel() if self.pair else chosen
+        lengths = self.lengths[rows]
+        offsets = np.arange(max(1, lengths.max()))
+        places = np.where(offsets < lengths[:, None], self.starts[rows, None] + offsets, 0)
+        ids = np.where(offsets < lengths[:, None], self.tokens[places], 0)
+        if self.pair:
+            ids = ids.reshape(len(chosen), 2, -1)
+        return {"input_ids": torch.from_numpy(ids.astype(np.int32)), "labels": self.labels[chosen]}
+
+    def shifted(self) -> "Examples":
+        """The same with all ids one larger, so that none is padding."""
+        return Examples(self._sequences(range(len(self.lengths)), 1), self.labels.numpy(), self.max_length, self.pair)
+
+    def noisy(self, amplitude: float, seed: int) -> "Examples":
+        """Grey values with uniform noise from -a to a added (Table 5), rounded and kept within 0..255."""
+        noise = np.random.default_rng(seed).uniform(-amplitude, amplitude, len(self.tokens))
+        tokens = np.clip(np.rint(self.tokens + noise), 0, 255).astype(np.uint8)
+        return Examples(np.split(tokens, self.starts[1:]), self.labels.numpy(), self.max_length, self.pair)
+
+    def take(self, count: int | None) -> "Examples":
+        """The first so many examples; all of them where None."""
+        if count is None or count >= len(self):
+            return self
+        rows = range(2 * count if self.pair else count)
+        return Examples(self._sequences(rows), self.labels[:count].numpy(), self.max_length, self.pair)
+
+    def _sequences(self, rows: range, added: int = 0) -> list[np.ndarray]:
+        tokens = self.tokens.astype(np.uint16) + np.uint16(added) if added else self.tokens
+        return [tokens[self.starts[i] : self.starts[i] + self.lengths[i]] for i in rows]
+
+
+Read = Callable[[Path, int], dict[str, Examples]]
+
+
+@dataclass(frozen=True)
+class LraTask:
+    """A task.
+
+    Args:
+        vocab_size: ids, padding included. num_labels: classes. max_length: tokens of the longest sequence.
+        read: folder and length to the splits train, validation and test. pair: two sequences an example.
+        pixels: ids are grey values.
+    """
+
+    vocab_size: int
+    num_labels: int
+    max_length: int
+    read: Read
+    pair: bool = False
+    pixels: bool = False
+
+
+def _file(folder: Path, name: str, remedy: str) -> Path:
+    file = folder / name
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is not there: {remedy}")
+    return file
+
+
+def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
+    """Byte-level IMDB reviews. A tenth of the training reviews, drawn once for all, is held out for validation: the
+    published results use the test reviews for that, too."""
+    splits = {}
+    for split in ("train", "test"):
+        file = _file(folder, f"{split}.jsonl.gz", "name the folder of train.jsonl.gz and test.jsonl.gz (text, label).")
+        sequences, labels = [], []
+        try:
+            with gzip.open(file, "rt", encoding="utf-8", newline="\n") as lines:
+                for line in lines:
+                    row = json.loads(line)
+                    sequences.append(
+                        np.frombuffer(row["text"].encode("utf-8")[:max_length], np.uint8).astype(np.uint16) + 1
+                    )
+                    labels.append(row["label"])
+        except (EOFError, gzip.BadGzipFile, OSError) as error:
+            raise ValueError(f"{file} is damaged after {len(labels)} reviews ({error}): copy it anew.") from error
+        except (json.JSONDecodeError, KeyError) as error:
+            raise ValueError(f"{file}, line {len(labels) + 1}: not a review with text and label ({error}).") from error
+        splits[split] = (sequences, np.array(labels))
+    sequences, labels = splits["train"]
+    order = np.random.default_rng(0).permutation(len(labels))
+    held_out = len(labels) // 10
+    parts = {"train": order[held_out:], "validation": order[:held_out]}
+    examples = {name: Examples([sequences[i] for i in rows], labels[rows], max_length) for name, rows in parts.items()}
+    return examples | {"test": Examples(*splits["test"], max_length)}
+
+
+def read_image(folder: Path, max_length: int) -> dict[str, Examples]:
+    """Grey CIFAR-10 pixels, row by row: rows 0..44,999 of the file for training, the other 5,000 for validation."""
+    file = _file(folder, "cifar10_gray.npz", "name the folder of cifar10_gray.npz (train_x, train_y, test_x, test_y).")
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            train, labels, test, test_labels = (arrays[name] for name in ("train_x", "train_y", "test_x", "test_y"))
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is damaged ({error}): copy it anew.") from error
+    return {
+        "train": Examples(list(train[:45_000]), labels[:45_000], max_length),
+        "validation": Examples(list(train[45_000:]), labels[45_000:], max_length),
+        "test": Examples(list(test), test_labels, max_length),
+    }
+
+
+def read_listops_folder(folder: Path, max_length: int) -> dict[str, Examples]:
+    """Nested operations on digits, as `prepare_lra.py` writes them, or the released files."""
+    remedy = "make the task's files with scripts/prepare_lra.py --task listops."
+    files = {split: _file(folder, f"basic_{name}.tsv", remedy) for split, name in _SPLITS.items()}
+    return {split: Examples(*read_listops(file), max_length) for split, file in files.items()}
+
+
+def read_pathfinder_folder(folder: Path, max_length: int) -> dict[str, Examples]:
+    """Pictures of dashed curves, as `prepare_lra.py` draws them; a re-creation of the released ones."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is not there: draw the pictures with scripts/prepare_lra.py --task pathfinder."
+        )
+    examples = {}
+    for split, name in _SPLITS.items():
+        pixels, labels = read_pathfinder(folder, name)
+        examples[split] = Examples(list(pixels), labels, max_length)
+    return examples
+
+
+def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
+    """Pairs of papers of the ACL Anthology Network, label 1 if one cites the other; bytes.
+
+    Lines are label, two ids and two texts, separated by tabs, without header and quoting, as in the released files.
+    """
+    remedy = (
+        "the pairs are those of lra_release; the texts have to be requested from the ACL Anthology Network's authors."
+    )
+    examples = {}
+    for split, name in {"train": "train", "validation": "eval", "test": "test"}.items():
+        file = _file(folder, f"new_aan_pairs.{name}.tsv", remedy)
+        sequences, labels = [], []
+        for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+            if not line:
+                continue
+            fields = line.split(b"\t")
+            if len(fields) != 5 or fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
+                raise ValueError(f"{file}, line {number}: not a label (0 or 1), two ids and two texts between tabs.")
+            labels.append(int(float(fields[0])))
+            sequences += [np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + 1 for text in fields[3:]]
+        examples[split] = Examples(sequences, np.array(labels), max_length, pair=True)
+    return examples
+
+
+_SPLITS = {"train": "train", "validation": "val", "test": "test"}
+LRA_TASKS: Mapping[str, LraTask] = {
+    "listops": LraTask(17, 10, 2048, read_listops_folder),
+    "text": LraTask(257, 2, 4096, read_text),
+    "retrieval": LraTask(257, 2, 4096, read_retrieval, pair=True),
+    "image": LraTask(256, 10, 1024, read_image, pixels=True),
+    "pathfinder": LraTask(256, 2, 1024, read_pathfinder_folder, pixels=True),
+}
+
+
+class LraBatches:
+    """The global batches of a run, `[step]` a pure function of (seed, step); reshuffled epochs without partial batches."""
+
+    def __init__(self, examples: Examples, batch_size: int, seed: int):
+        self.examples, self.batch_size, self.seed = examples, batch_size, seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        """Optimiser steps of an epoch."""
+        return -(-len(self.examples) // self.batch_size)
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        chosen = [self._order(place // len(self.examples))[place % len(self.examples)] for place in places]
+        return self.examples.batch(np.array(chosen))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
+            self._orders[epoch] = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
+        return self._orders[epoch]

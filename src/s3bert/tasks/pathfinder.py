@@ -1,0 +1,498 @@
+"""Pathfinder of the Long Range Arena: do two discs lie at the ends of one dashed curve? Pictures drawn anew from a seed.
+
+Source: Linsley et al. (2018), "Learning long-range spatial dependencies with horizontal gated recurrent units", at the
+settings of Tay et al. (2021), "Long Range Arena", for 32 x 32 pixels at the hard level, `curv_contour_length_14`. This is a
+re-creation from a description of the drawing, not the released pictures, which cannot be had: numbers measured on it
+may be compared with one another, and with published ones only with that said.
+
+A picture shows two long curves of 14 dashes ("paddles"), up to five short ones of 4, and two discs. A curve grows
+paddle by paddle where the occupancy of the picture leaves room; a long pair that is stuck is begun again, dozens of times
+a picture. So the occupancy alone is kept up while curves grow, and the picture is drawn at the end.
+
+Angles are in radians from the axis of columns towards that of rows, lengths in pixels, positions (row, column).
+"""
+
+import json
+import math
+import os
+import random
+import threading
+from bisect import bisect
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+from tqdm.auto import tqdm
+
+from ..files import replacing, write_text
+
+
+GENERATOR_VERSION = 1  # raised when the same seed gives other pictures, so that no folder holds both
+MANIFEST = "pathfinder.json"
+
+SIZE = 32
+LONG_PADDLES, SHORT_PADDLES, DISTRACTORS = 14, 4, 5
+LENGTH, MARGIN = 2, 1  # of a paddle; it is half a pixel thick
+DISTANCE = 7  # between the starts of the two long curves
+LONG_BRIGHTNESS, SHORT_BRIGHTNESS = 1.5, 2.0  # a disc has 1
+DISC_RADIUS = 1.5
+PADDLE_DRAWS, DISTRACTOR_DRAWS = 3, 5
+
+SCALE = 2  # stamps are drawn this much larger, then shrunk
+REACH = 4  # of a stamp, (9, 9), to each side of its centre
+# Occupancy is counted in 1/255, the steps of a stamp. Two paddles that together come to 1.8 anywhere collide.
+FULL, COLLISION, NEARLY_FREE = 255, round(1.8 * 255), int(0.3 * 255)
+LEAST_WEIGHT = 1e-4
+# Kept around the picture, so that no stamp needs cutting: a curve fails before it gets further out, and what reaches out
+# collides with the frame of the picture first.
+BORDER = 8
+WIDTH = SIZE + 2 * BORDER
+INSIDE = slice(BORDER, BORDER + SIZE)
+
+
+class Paddle(NamedTuple):
+    """A dash from (row, column), `LENGTH` along `angle`."""
+
+    row: int
+    column: int
+    angle: float
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """A paddle drawn around the place it is put at; values in 1/255.
+
+    `line` and `occupancy` are (9, 9) uint8; `near`, (11, 11), is the occupancy with a pixel more around. `collisions` are the
+    places, counted along the rows of a board, where something can collide with it, each with the least value that does.
+    """
+
+    line: np.ndarray
+    occupancy: np.ndarray
+    near: np.ndarray
+    collisions: tuple[tuple[int, int], ...]
+
+
+class _Candidate(NamedTuple):
+    """Where a paddle may end, from the pivot of its curve; `place` is (row, column) counted along the rows of a board."""
+
+    row: int
+    column: int
+    place: int
+    angle: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows: paddles of the long curves and of the distractors, discs as (row, column), label, and how many
+    pairs of long curves were begun for the one that came to its end. A curve's first paddle points away from its origin,
+    which is where that paddle begins; the others point back along the curve, so that it ends where its last one begins."""
+
+    curves: tuple[tuple[Paddle, ...], tuple[Paddle, ...]]
+    distractors: tuple[tuple[Paddle, ...], ...]
+    discs: tuple[tuple[int, int], tuple[int, int]]
+    label: int
+    attempts: int
+
+
+def _moved(row: int, column: int, angle: float, distance: float) -> tuple[int, int]:
+    """Both coordinates are rounded up."""
+    return math.ceil(row + distance * math.sin(angle)), math.ceil(column + distance * math.cos(angle))
+
+
+def _dilated(canvas: np.ndarray, radius: int) -> np.ndarray:
+    """The greatest value within `radius` of each pixel; (n, n) to (n, n)."""
+    around = np.pad(canvas, radius)
+    steps = range(-radius, radius + 1)
+    height, width = canvas.shape
+    return np.maximum.reduce(
+        [
+            around[radius + row : radius + row + height, radius + column : radius + column + width]
+            for row in steps
+            for column in steps
+            if row**2 + column**2 <= radius**2
+        ]
+    )
+
+
+def _shrunk(canvas: np.ndarray, size: int) -> np.ndarray:
+    """A canvas whose least value is 0 and greatest 255, to (size, size) uint8."""
+    return np.asarray(Image.fromarray(canvas).resize((size, size), Image.Resampling.LANCZOS))
+
+
+@cache
+def _stamp(angle: float) -> _Stamp:
+    half = SCALE * (LENGTH + 1 + MARGIN)
+    picture = Image.new("L", (2 * half + 1, 2 * half + 1))
+    end_row, end_column = _moved(half, half, angle, SCALE * LENGTH)
+    ImageDraw.Draw(picture).line([(half, half), (end_column, end_row)], fill=255, width=1)
+    canvas = np.asarray(picture)
+    occupancy = _shrunk(_dilated(canvas, SCALE * MARGIN), 2 * REACH + 1)
+    rows, columns = np.nonzero(occupancy >= COLLISION - FULL)
+    places = (rows - REACH) * WIDTH + columns - REACH
+    least = COLLISION - occupancy[rows, columns].astype(int)
+    return _Stamp(
+        line=_shrunk(canvas, 2 * REACH + 1),
+        occupancy=occupancy,
+        near=_dilated(np.pad(occupancy, MARGIN), MARGIN),
+        collisions=tuple(zip(places.tolist(), least.tolist())),
+    )
+
+
+@cache
+def _disc(row: int, column: int) -> np.ndarray:
+    """(SIZE, SIZE) uint8."""
+    rows, columns = np.mgrid[: SCALE * SIZE, : SCALE * SIZE]
+    distance = np.hypot(rows - SCALE * row, columns - SCALE * column)
+    return _shrunk(np.where(distance <= SCALE * DISC_RADIUS, FULL, 0).astype(np.uint8), SIZE)
+
+
+@cache
+def _candidates(angle: float) -> tuple[_Candidate, ...]:
+    """The ends that the next paddle of a curve with this angle may have: a circle around its pivot, cut to whole pixels."""
+    radius = LENGTH + MARGIN
+    around = np.arange(0, 2 * math.pi, 1 / radius)  # a pixel apart
+    ends = {(math.floor(radius * math.sin(turn)), math.floor(radius * math.cos(turn))): None for turn in around}
+    candidates = []
+    for row, column in ends:
+        own = math.atan2(row, column)
+        turn = abs(math.remainder(own - angle, 2 * math.pi))
+        if turn < math.pi / 2:  # the weight of all others is zero
+            candidates.append(_Candidate(row, column, row * WIDTH + column, own, math.cos(turn) ** 2))
+    return tuple(candidates)
+
+
+@cache
+def _footprint(angle: float) -> tuple[tuple[int, int], ...]:
+    """The pixels, from the start of a curve, that must be free for it to start with this angle.
+
+    The description sets the stamp one pixel off the centre of a square that cuts it; both are kept.
+    """
+    half = LENGTH + MARGIN
+    square = _stamp(angle).occupancy[: 2 * half + 1, : 2 * half + 1]
+    return tuple(map(tuple, np.argwhere(square == FULL) - half))
+
+
+@cache
+def _central_starts(angle: float) -> tuple[tuple[int, int], ...]:
+    """Where the first long curve may start with this angle: its footprint stays within what `DISTANCE` leaves at the centre."""
+    centre = range(2 * DISTANCE, SIZE - 2 * DISTANCE)
+    return tuple(
+        (row, column)
+        for row in range(SIZE)
+        for column in range(SIZE)
+        if all(row + down in centre and column + right in centre for down, right in _footprint(angle))
+    )
+
+
+class _Board:
+    """The occupancy of a picture with `BORDER` around it.
+
+    `taken` is the occupancy itself, `near` the greatest within a pixel, and so what makes a place a bad end for a paddle; both
+    (WIDTH, WIDTH) uint8 and, for quick reading of single places, as flat memory.
+    """
+
+    def __init__(self, taken: np.ndarray, near: np.ndarray):
+        self.taken, self.near = taken.copy(), near.copy()
+        self.flat_taken, self.flat_near = memoryview(self.taken.reshape(-1)), memoryview(self.near.reshape(-1))
+
+    def copy(self) -> "_Board":
+        return _Board(self.taken, self.near)
+
+    def add(self, paddle: Paddle) -> None:
+        stamp = _stamp(paddle.angle)
+        for values, patch, reach in ((self.taken, stamp.occupancy, REACH), (self.near, stamp.near, REACH + MARGIN)):
+            top, left = paddle.row + BORDER - reach, paddle.column + BORDER - reach
+            place = values[top : top + 2 * reach + 1, left : left + 2 * reach + 1]
+            np.maximum(place, patch, out=place)
+
+    def starts(self, angle: float) -> np.ndarray:
+        """Where a distractor may start with this angle, counted along the rows of the picture."""
+        inside = np.pad(self.taken[INSIDE, INSIDE], BORDER)  # without what stamps left outside
+        shifted = [
+            inside[BORDER + down : BORDER + down + SIZE, BORDER + right : BORDER + right + SIZE]
+            for down, right in _footprint(angle)
+        ]
+        return np.flatnonzero(np.maximum.reduce(shifted) <= NEARLY_FREE)
+
+
+def _empty_board() -> _Board:
+    taken = np.zeros((WIDTH, WIDTH), np.uint8)
+    taken[INSIDE, INSIDE] = FULL
+    taken[BORDER + 1 : BORDER + SIZE - 1, BORDER + 1 : BORDER + SIZE - 1] = 0
+    near = _dilated(taken, MARGIN)
+    # What lies outside the picture is no place for a paddle's end.
+    outside = np.ones((WIDTH, WIDTH), bool)
+    outside[INSIDE, INSIDE] = False
+    near[outside] = FULL
+    return _Board(taken, near)
+
+
+_EMPTY = _empty_board()
+
+
+class _Curve:
+    """A curve that grows: its paddles, and the pivot and the angle that the next one starts from."""
+
+    def __init__(self, row: int, column: int, angle: float):
+        self.paddles = [Paddle(row, column, angle)]
+        head = _moved(row, column, angle, LENGTH)
+        self.pivot = _moved(*head, angle + math.pi, LENGTH + MARGIN)
+        self.angle = angle
+        self.starts_inside = all(0 <= place < SIZE for place in (*head, *self.pivot))
+
+    def extend(self, board: _Board, generator: random.Random) -> bool:
+        """Adds a paddle, and the one before it to the board: neighbours may touch. False if there is no room."""
+        row, column = _moved(*self.pivot, self.angle, LENGTH + 2 * MARGIN)
+        pivot = (row + BORDER) * WIDTH + column + BORDER
+        candidates = _candidates(self.angle)
+        near, taken = board.flat_near, board.flat_taken
+        sums = list(accumulate([one.weight * (FULL - near[pivot + one.place]) for one in candidates]))
+        if sums[-1] < LEAST_WEIGHT * FULL:
+            return False
+        for _ in range(PADDLE_DRAWS):
+            chosen = candidates[bisect(sums, generator.random() * sums[-1])]
+            head, back = pivot + chosen.place, chosen.angle + math.pi
+            if all(taken[head + place] < least for place, least in _stamp(back).collisions):
+                board.add(self.paddles[-1])
+                self.paddles.append(Paddle(row + chosen.row, column + chosen.column, back))
+                self.pivot, self.angle = (row, column), chosen.angle
+                return True
+        return False
+
+
+def _whole_degrees(generator: random.Random) -> float:
+    return math.radians(generator.randrange(360))
+
+
+def _try_pair(generator: random.Random) -> tuple[_Board, _Curve, _Curve] | None:
+    angle = _whole_degrees(generator)
+    if not _central_starts(angle):
+        return None
+    row, column = generator.choice(_central_starts(angle))
+    first = _Curve(row, column, angle)  # so near the centre that both start inside
+    direction = generator.uniform(0, 2 * math.pi)
+    second = _Curve(
+        round(row + DISTANCE * math.sin(direction)),
+        round(column + DISTANCE * math.cos(direction)),
+        _whole_degrees(generator),
+    )
+    board = _EMPTY.copy()
+    for _ in range(LONG_PADDLES - 1):
+        for curve in (first, second):
+            if not curve.extend(board, generator):
+                return None
+    board.add(second.paddles[-1])  # and not that of the first: so the original has it
+    return board, first, second
+
+
+def _try_distractor(board: _Board, generator: random.Random) -> _Curve | None:
+    """Adds nothing to the board."""
+    for _ in range(PADDLE_DRAWS):
+        angle = _whole_degrees(generator)
+        starts = board.starts(angle)
+        if not starts.size:
+            return None
+        curve = _Curve(*divmod(int(generator.choice(starts)), SIZE), angle)
+        if curve.starts_inside:
+            break
+    else:
+        return None
+    aside = board.copy()
+    if all(curve.extend(aside, generator) for _ in range(SHORT_PADDLES - 1)):
+        return curve
+    return None
+
+
+def draw_scene(seed: int, index: int) -> Scene:
+    """What `draw_picture` draws."""
+    generator = random.Random(f"pathfinder {seed} {index}")
+    attempts = 1
+    while (pair := _try_pair(generator)) is None:
+        attempts += 1
+    board, *curves = pair
+    distractors = []
+    for _ in range(DISTRACTORS):
+        for _ in range(DISTRACTOR_DRAWS):
+            if curve := _try_distractor(board, generator):
+                for paddle in curve.paddles:
+                    board.add(paddle)
+                distractors.append(tuple(curve.paddles))
+                break
+    origin, label = generator.randrange(2), generator.randrange(2)
+    terminal = origin if label else 1 - origin
+    return Scene(
+        curves=(tuple(curves[0].paddles), tuple(curves[1].paddles)),
+        distractors=tuple(distractors),
+        discs=(curves[origin].paddles[0][:2], curves[terminal].paddles[-1][:2]),
+        label=label,
+        attempts=attempts,
+    )
+
+
+def _drawn(scene: Scene) -> np.ndarray:
+    """The picture of a scene, (SIZE, SIZE) uint8, stretched so that its greatest value is 255."""
+    picture = np.zeros((WIDTH, WIDTH))
+    for curves, brightness in ((scene.curves, LONG_BRIGHTNESS), (scene.distractors, SHORT_BRIGHTNESS)):
+        for row, column, angle in (paddle for curve in curves for paddle in curve):
+            top, left = row + BORDER - REACH, column + BORDER - REACH
+            place = picture[top : top + 2 * REACH + 1, left : left + 2 * REACH + 1]
+            np.maximum(place, brightness * _stamp(angle).line, out=place)
+    picture = np.maximum.reduce([picture[INSIDE, INSIDE], *(_disc(*disc) for disc in scene.discs)])
+    return np.rint((picture - picture.min()) * (255 / (picture.max() - picture.min()))).astype(np.uint8)
+
+
+def draw_picture(seed: int, index: int) -> tuple[np.ndarray, int]:
+    """One picture, (32, 32) uint8 with its least value 0 and its greatest 255, and its label.
+
+    The label is 1 if the discs lie at the two ends of one curve, 0 if they lie at ends of different ones. Nothing but
+    `seed` and `index` matters, so pictures can be drawn in any order and by any process.
+    """
+    scene = draw_scene(seed, index)
+    return _drawn(scene), scene.label
+
+
+def _shards(size: int, shard_size: int) -> list[int]:
+    """How many pictures each shard of a split holds."""
+    return [min(shard_size, size - first) for first in range(0, size, shard_size)]
+
+
+def _shard_file(folder: Path, split: str, number: int) -> Path:
+    return folder / f"{split}-{number:05d}.npy"
+
+
+def _read_shard(file: Path, count: int) -> np.ndarray:
+    """(count, 1 + SIZE * SIZE) uint8, label first.
+
+    Raises:
+        ValueError: with the file: it is missing, damaged, or holds something else.
+    """
+    try:
+        rows = np.load(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"{file} is missing; let write_pathfinder go on in this folder") from None
+    except Exception as error:  # a damaged header makes np.load raise almost anything
+        raise ValueError(f"{file} is damaged ({error}); let write_pathfinder go on in this folder") from error
+    wanted = (count, 1 + SIZE * SIZE)
+    if not isinstance(rows, np.ndarray) or rows.shape != wanted or rows.dtype != np.uint8 or rows[:, 0].max() > 1:
+        raise ValueError(
+            f"{file} does not hold {count} labels of 0 or 1, each with {SIZE * SIZE} pixels, as uint8 {wanted}; "
+            "let write_pathfinder go on in this folder"
+        )
+    return rows
+
+
+def _is_whole(file: Path, count: int) -> bool:
+    try:
+        _read_shard(file, count)
+    except ValueError:
+        return False
+    return True
+
+
+def _write_shard(file: Path, seed: int, first: int, count: int) -> None:
+    rows = np.empty((count, 1 + SIZE * SIZE), np.uint8)
+    for row, index in enumerate(range(first, first + count)):
+        picture, rows[row, 0] = draw_picture(seed, index)
+        rows[row, 1:] = picture.reshape(-1)
+    with replacing(file) as aside, aside.open("wb") as stream:
+        np.save(stream, rows, allow_pickle=False)
+
+
+def _end_with_parent() -> None:
+    """Lets a process of the pool end when the one that started it is killed: left alone it would wait for work for ever."""
+
+    def wait() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def write_pathfinder(
+    folder: Path,
+    sizes: Mapping[str, int] = {"train": 160_000, "val": 20_000, "test": 20_000},
+    seed: int = 0,
+    num_workers: int | None = None,
+    shard_size: int = 1000,
+) -> None:
+    """Writes pictures in shards, `train-00000.npy` and so on; called again after a kill, it makes what is missing or damaged.
+
+    A shard is (pictures, 1025) uint8, the label first, then the pixels row by row. The splits take the pictures of `seed`
+    one after the other, so that none is in two. One call at a time may write into a folder.
+
+    Args:
+        sizes: pictures by split. num_workers: processes, as many as there are processors unless told; 1 starts none.
+        shard_size: pictures a shard, which is what a kill may lose.
+
+    Raises:
+        ValueError: the folder holds pictures of other arguments, or its description is damaged.
+    """
+    wanted = {"generator": GENERATOR_VERSION, "seed": seed, "sizes": dict(sizes), "shard_size": shard_size}
+    if (folder / MANIFEST).exists():
+        found = _read_manifest(folder)
+        if found != wanted:
+            raise ValueError(f"{folder} holds pictures of {found}, not of {wanted}; choose another folder")
+    else:
+        write_text(folder / MANIFEST, json.dumps(wanted, indent=2) + "\n")
+    work, first = [], 0
+    for split, size in sizes.items():
+        for number, count in enumerate(_shards(size, shard_size)):
+            work.append((_shard_file(folder, split, number), seed, first, count))
+            first += count
+    missing = [shard for shard in work if not _is_whole(shard[0], shard[3])]
+    with tqdm(total=len(work), initial=len(work) - len(missing), desc="Pathfinder", unit=" shards") as bar:
+        if num_workers == 1:
+            for shard in missing:
+                _write_shard(*shard)
+                bar.update()
+        elif missing:
+            with ProcessPoolExecutor(num_workers, get_context("spawn"), _end_with_parent) as pool:
+                try:
+                    for shard in as_completed([pool.submit(_write_shard, *shard) for shard in missing]):
+                        shard.result()
+                        bar.update()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)  # rather than drawing for hours before the error is seen
+                    raise
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        counts = [manifest["shard_size"], *manifest["sizes"].values()]
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} holds no Pathfinder pictures: {file} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r})") from error
+    if not all(isinstance(count, int) and count > 0 for count in counts):
+        raise ValueError(f"{file} is damaged: shard_size and sizes must be numbers above 0")
+    return manifest
+
+
+def read_pathfinder(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The pictures of one split of a folder that `write_pathfinder` made.
+
+    Returns:
+        Pixels, (pictures, 1024) uint8, row by row, and labels, (pictures,) uint8 of 0 or 1.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or nothing of `write_pathfinder` in it.
+        ValueError: no such split; with the file: a shard that is missing or damaged.
+    """
+    manifest = _read_manifest(folder)
+    if split not in manifest["sizes"]:
+        raise ValueError(f"{folder} has no split {split!r}, only {', '.join(manifest['sizes'])}")
+    counts = _shards(manifest["sizes"][split], manifest["shard_size"])
+    rows = np.concatenate(
+        [_read_shard(_shard_file(folder, split, number), count) for number, count in enumerate(counts)]
+    )
+    return rows[:, 1:], rows[:, 0]

@@ -1,0 +1,197 @@
+"""scripts/run_lra.py: every mixer trained on made data, resumed, compared; and its model, tasks and errors."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import run_lra
+import torch
+from reference import relative_error
+from transformers import AutoModelForSequenceClassification
+
+from s3bert.models.configuration_lra import LraConfig
+from s3bert.models.mixers import MIXERS
+from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
+from s3bert.tasks.listops import write_listops
+from s3bert.tasks.lra import LRA_TASKS, Examples, LraBatches
+
+
+ROOT = Path(__file__).parents[1]
+SMALL = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, max_position_embeddings=24, vocab_size=20)
+OWN = {"ponet": {"num_segments": 4}, "skyformer": {"num_landmarks": 8}, "s3": {"num_segments": 4}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Small files of every task, in the formats of the real ones."""
+    folder, generator = tmp_path_factory.mktemp("lra"), np.random.default_rng(0)
+    write_listops(folder / "listops", {"train": 64, "val": 20, "test": 20}, min_length=5, max_length=60)
+    (folder / "text").mkdir()
+    for split in ("train", "test"):
+        rows = [json.dumps({"text": f"review {i} \u2028 é", "label": i % 2}) for i in range(30)]
+        with gzip.open(folder / "text" / f"{split}.jsonl.gz", "wt", encoding="utf-8", newline="\n") as file:
+            file.write("\n".join(rows))
+    (folder / "image").mkdir()
+    pixels, labels = generator.integers(0, 256, (45_010, 4), np.uint8), generator.integers(0, 10, 45_010, np.uint8)
+    np.savez(
+        folder / "image" / "cifar10_gray.npz", train_x=pixels, train_y=labels, test_x=pixels[:9], test_y=labels[:9]
+    )
+    (folder / "retrieval").mkdir()
+    for split in ("train", "eval", "test"):
+        lines = [f"{i % 2}.0\tA{i}\tB{i}\tpaper {i}\tpaper {i % 3}" for i in range(12)]
+        (folder / "retrieval" / f"new_aan_pairs.{split}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def run(data: Path, output_dir: Path, *words: str) -> dict:
+    common = [
+        "--config",
+        str(ROOT / "configs/lra/smoke.yaml"),
+        "--data_dir",
+        str(data),
+        "--output_dir",
+        str(output_dir),
+    ]
+    return run_lra.main([*common, *words])
+
+
+@pytest.mark.parametrize("mixer", [name for name in MIXERS if name != "s3"])
+def test_every_mixer_trains(mixer, data, tmp_path):
+    own = ",".join(f"{name}={value}" for name, value in OWN.get(mixer, {}).items())
+    results = run(data, tmp_path, "--mixer", f"{mixer}:{own}", "--seed", "1", "--max_train_samples", "16")
+    (cell,) = results["arms"][mixer]["settings"][0]["cells"]
+    assert 0 <= cell["metrics"]["test_accuracy"] <= 1
+    assert cell["steps"] == 2
+
+
+def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data, tmp_path):
+    first = run(data, tmp_path, "--ablate")
+    assert list(first["arms"]) == list(run_lra.ABLATIONS)
+    for result in first["arms"].values():
+        assert [cell["seed"] for cell in result["settings"][0]["cells"]] == [1, 2]
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/cells/*/results.json")}
+    assert len(times) == 2 * len(run_lra.ABLATIONS)
+    assert run(data, tmp_path, "--ablate") == first
+    assert times == {file: file.stat().st_mtime_ns for file in times}
+    rows = (tmp_path / "results.md").read_text().splitlines()
+    assert [row.split("|")[1].strip() for row in rows[4:]] == list(run_lra.ABLATIONS)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("text", ["--max_seq_length", "12"]),
+        ("image", ["--max_seq_length", "4", "--noise", "0", "8"]),
+        ("image", ["--max_seq_length", "4", "--zero_is_padding", "false"]),
+        ("retrieval", ["--max_seq_length", "8", "--vary", "r", "--values", "2", "8"]),
+    ],
+)
+def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
+    results = run(data, tmp_path, "--task_name", task, "--seed", "1", *words)
+    for result in results["arms"].values():
+        assert result["settings"][0]["cells"][0]["metrics"]["test_loss"] > 0
+    assert len(results["arms"]) == (2 if {"--noise", "--vary"} & set(words) else 1)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_padding_does_not_change_a_classification_and_folders_keep_it(mixer, tmp_path):
+    config = LraConfig(mixer=mixer, mixer_settings=OWN.get(mixer, {}), num_labels=3, **SMALL)
+    model = LraForSequenceClassification(config).eval()
+    ids = torch.randint(1, 20, (2, 9))
+    alone = model(ids).logits
+    padded = torch.cat([ids, torch.zeros(2, 11, dtype=torch.long)], 1)
+    assert relative_error(model(padded.to(torch.uint8)).logits, alone) < 1e-5
+    model.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path)(ids).logits, alone)
+
+
+def test_the_masked_token_head_ties_its_decoder_and_gives_its_encoder_to_a_classifier(tmp_path):
+    config = LraConfig(mixer_settings=OWN["s3"], **SMALL)
+    model = LraForMaskedLM(config)
+    assert model.decoder.weight is model.encoder.word_embeddings.weight
+    ids = torch.randint(1, 20, (2, 9))
+    model(ids, labels=ids.masked_fill(torch.rand(2, 9) < 0.5, -100)).loss.backward()
+    model.eval().save_pretrained(tmp_path)
+    classifier = LraForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(classifier.encoder(ids)[0], model.encoder(ids)[0])
+
+
+def test_pairs_are_classified_by_both_and_their_order():
+    model = LraForSequenceClassification(LraConfig(mixer="softmax", pair_inputs=True, **SMALL)).eval()
+    pairs = torch.randint(1, 20, (3, 2, 9))
+    assert not torch.allclose(model(pairs).logits, model(pairs.flip(1)).logits)
+    with pytest.raises(ValueError, match=r"shape \(3, 9\); this model takes \(B, 2, S\)"):
+        model(pairs[:, 0])
+
+
+def test_batches_are_a_function_of_seed_and_step_and_visit_everything_once_an_epoch():
+    examples = Examples([np.full(i + 1, i, np.uint8) for i in range(10)], np.arange(10), max_length=8)
+    batches = LraBatches(examples, 4, seed=1)
+    visited = torch.cat([batches[step]["labels"] for step in range(5)])
+    assert sorted(visited[:10].tolist()) == sorted(visited[10:].tolist()) == list(range(10))
+    assert torch.equal(LraBatches(examples, 4, seed=1)[3]["input_ids"], batches[3]["input_ids"])
+    batch = examples.batch(np.array([2, 9]))
+    assert batch["input_ids"].tolist() == [[2, 2, 2, 0, 0, 0, 0, 0], [9] * 8], "padded on the right, cut at the end"
+
+
+def test_noise_and_shift_change_pixels_as_they_say():
+    examples = Examples([np.array([0, 255, 100], np.uint8)] * 2, np.zeros(2), 3)
+    noisy = examples.noisy(4.0, seed=0).tokens.astype(int)
+    assert np.abs(noisy - examples.tokens).max() <= 4
+    assert (noisy != examples.tokens).any()
+    assert examples.shifted().tokens.tolist() == [1, 256, 101] * 2
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "message"),
+    [
+        ("text", "train.jsonl.gz", "train.jsonl.gz is damaged after"),
+        ("image", "cifar10_gray.npz", "cifar10_gray.npz is damaged"),
+        ("retrieval", "new_aan_pairs.eval.tsv", "line 7: not a label"),
+    ],
+)
+def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, data, tmp_path):
+    folder = tmp_path / task
+    folder.mkdir()
+    for original in (data / task).iterdir():
+        (folder / original.name).write_bytes(original.read_bytes())
+    cut(folder / file)
+    with pytest.raises(ValueError, match=message):
+        LRA_TASKS[task].read(folder, 16)
+    (folder / file).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{file} is not there: "):
+        LRA_TASKS[task].read(folder, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task_name", "lisstops"], "Unknown task 'lisstops'.*Did you mean listops"),
+        (["--mixer", "fm"], "Unknown mixer 'fm'. Did you mean fmm"),
+        (["--mixer", "fmm", "--ablate"], "--ablate and --vary take S3 apart"),
+        (["--mixer", "s3:num_segments"], "mixer = 's3:num_segments': settings are name=value"),
+        (["--mixer", "fmm:kernels=[elu"], "settings are name=value, with commas"),
+        (["--mixer", "s3:segments=4"], "Mixer s3 has no setting 'segments'"),
+        (["--vary", "s3"], "vary = 's3': there is r, s1, s2"),
+        (["--noise", "2"], "listops has no grey values"),
+        (["--ablate", "--vary", "r"], "one of --ablate, --vary and --noise at a time"),
+        (["--data_dir", "nowhere"], "scripts/prepare_lra.py --task listops"),
+        (["--task_name", "pathfinder", "--data_dir", "nowhere"], "scripts/prepare_lra.py --task pathfinder"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_trained(words, message, data, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(data, tmp_path, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sequence_longer_than_the_models_is_refused():
+    model = LraForSequenceClassification(LraConfig(mixer="linear", **SMALL))
+    with pytest.raises(ValueError, match="The sequence has 25 tokens, the model takes up to 24"):
+        model(torch.ones(1, 25, dtype=torch.long))
