@@ -1,21 +1,22 @@
 """Trains any token mixer on a task of the Long Range Arena: S3, softmax, FMMformer, Skyformer, PoNet, ...
 
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --output_dir runs/lra-image
-    python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --mixer fmm:bandwidth=5,kernels=[elu,tanh] \\
-        --output_dir runs/lra-image-fmm
+    python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --output_dir runs/lra-image-others \\
+        --mixer softmax fmm:bandwidth=5,kernels=[elu,tanh] skyformer:num_landmarks=128
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --ablate --output_dir runs/lra-ablation
 
 A folder of the task's name lies in the data folder; scripts/prepare_lra.py makes those of ListOps and Pathfinder. Validation
 accuracy is measured once an epoch, test accuracy once, by the finished model. Seeds and learning rates may be several, and the
-same command goes on after a kill. The output folder gets `all_results.json` and `results.md`.
+same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and `curves.png`.
 """
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -28,6 +29,7 @@ from transformers.hf_argparser import HfArg
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
 from s3bert.files import write_text
 from s3bert.grid import GridConfig, Setting, grid_results, run_grid
+from s3bert.lra_report import lra_table, plot_learning_curves
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
 from s3bert.models.modeling_lra import LraForSequenceClassification
@@ -48,15 +50,42 @@ ABLATIONS = {
 VARIED = {"r": "num_segments", "s1": "num_row_samples", "s2": "num_column_samples"}  # Table 6
 
 
+class Arm(NamedTuple):
+    """One of the things compared: its label, a mixer and its settings, and the amplitude of noise on its inputs."""
+
+    label: str
+    mixer: str
+    settings: dict[str, Any]
+    noise: float = 0.0
+
+
+def parse_mixer(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME:setting=value,...` to a name and settings, values read as YAML.
+
+    Raises:
+        ValueError: there is no such mixer, or what stands after the colon are no settings.
+    """
+    name, _, settings = text.partition(":")
+    mixer_settings(name)
+    try:
+        entries = yaml.safe_load("{" + settings.replace("=", ": ") + "}")
+    except yaml.YAMLError:
+        entries = None
+    if not isinstance(entries, dict) or None in entries.values():
+        raise ValueError(f"mixer = {text!r}: settings are name=value, with commas between them.")
+    return name, entries
+
+
 @dataclass
 class LraArguments:
     """The task, the encoder, and what to compare."""
 
     task_name: str = HfArg(help="listops, text, retrieval, image or pathfinder")
     data_dir: str = HfArg(help="folder that holds a folder of the task's name", default="data/lra")
-    mixer: str = HfArg(
-        help="token mixer (a wrong name lists them), with settings of its own after a colon: fmm:bandwidth=5,kernels=[elu,tanh]",
-        default="s3",
+    mixer: list[str] = HfArg(
+        help="token mixers (a wrong name lists them), each with settings of its own after a colon: "
+        "fmm:bandwidth=5,kernels=[elu,tanh]",
+        default_factory=lambda: ["s3"],
     )
     hidden_size: int = HfArg(help="width", default=64)
     num_hidden_layers: int = HfArg(help="layers", default=2)
@@ -83,9 +112,11 @@ class LraArguments:
             raise ValueError(
                 f"Unknown task {self.task_name!r}: there is {known}.{close_match(self.task_name, LRA_TASKS)}"
             )
-        self.own_settings()
-        if (self.ablate or self.vary) and self.mixer_name != "s3":
-            raise ValueError(f"mixer = {self.mixer}: --ablate and --vary take S3 apart; leave --mixer out.")
+        mixers = [parse_mixer(text) for text in self.mixer]
+        if (self.ablate or self.vary) and [name for name, _ in mixers] != ["s3"]:
+            raise ValueError(f"mixer = {' '.join(self.mixer)}: --ablate and --vary take S3 apart; leave --mixer out.")
+        if len(set(self.mixer)) < len(self.mixer):
+            raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
         if self.vary is not None and self.vary not in VARIED:
             raise ValueError(f"vary = {self.vary!r}: there is {', '.join(VARIED)}.")
         if self.noise and not LRA_TASKS[self.task_name].pixels:
@@ -93,44 +124,29 @@ class LraArguments:
         if sum((self.ablate, self.vary is not None, bool(self.noise))) > 1:
             raise ValueError("Give one of --ablate, --vary and --noise at a time.")
 
-    @property
-    def mixer_name(self) -> str:
-        return self.mixer.partition(":")[0]
-
-    def own_settings(self) -> dict[str, Any]:
-        """The mixer's settings, values read as YAML.
-
-        Raises:
-            ValueError: there is no such mixer, or what stands after the colon are no settings.
-        """
-        mixer_settings(self.mixer_name)
-        text = self.mixer.partition(":")[2]
-        try:
-            entries = yaml.safe_load("{" + text.replace("=", ": ") + "}")
-        except yaml.YAMLError:
-            entries = None
-        if not isinstance(entries, dict) or None in entries.values():
-            raise ValueError(f"mixer = {self.mixer!r}: settings are name=value, with commas between them.")
-        return entries
-
-    def arms(self) -> Iterator[tuple[str, dict[str, Any], float]]:
-        """What is compared: a name, settings of the mixer on top of the others, and the noise's amplitude."""
-        if self.ablate:
-            yield from ((name, changes, 0.0) for name, changes in ABLATIONS.items())
-        elif self.vary is not None:
-            yield from ((f"{self.vary} = {value}", {VARIED[self.vary]: value}, 0.0) for value in self.values)
-        elif self.noise:
-            yield from ((f"noise {amplitude:g}", {}, amplitude) for amplitude in self.noise)
-        else:
-            yield self.mixer_name, {}, 0.0
+    def arms(self) -> Iterator[Arm]:
+        """What is compared."""
+        for text in self.mixer:
+            name, own = parse_mixer(text)
+            if self.ablate:
+                yield from (Arm(label, name, own | changes) for label, changes in ABLATIONS.items())
+            elif self.vary is not None:
+                yield from (
+                    Arm(f"{self.vary} = {value}", name, own | {VARIED[self.vary]: value}) for value in self.values
+                )
+            elif self.noise:
+                several = f"{name}, " if len(self.mixer) > 1 else ""
+                yield from (Arm(f"{several}noise {amplitude:g}", name, own, amplitude) for amplitude in self.noise)
+            else:
+                yield Arm(text, name, own)
 
 
-def build_config(arguments: LraArguments, length: int, changes: dict[str, Any]) -> LraConfig:
-    """The encoder's configuration for a task and its longest sequence."""
+def build_config(arguments: LraArguments, length: int, arm: Arm) -> LraConfig:
+    """The encoder's configuration for a task, its longest sequence and an arm."""
     task = LRA_TASKS[arguments.task_name]
     return LraConfig(
-        mixer=arguments.mixer_name,
-        mixer_settings=arguments.own_settings() | changes,
+        mixer=arm.mixer,
+        mixer_settings=arm.settings,
         vocab_size=task.vocab_size + (not arguments.zero_is_padding),
         num_labels=task.num_labels,
         max_position_embeddings=length,
@@ -168,13 +184,11 @@ class Evaluation:
         return {"loss": loss, "accuracy": right, "score": right}
 
 
-def run_arm(
-    arguments: LraArguments, splits: dict[str, Examples], changes: dict[str, Any], amplitude: float, grid: GridConfig
-) -> list[Setting]:
+def run_arm(arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid: GridConfig) -> list[Setting]:
     """Trains the grid's cells of one arm; their metrics include `test_accuracy` and `test_loss`."""
-    config = build_config(arguments, splits["train"].max_length, changes)
-    if amplitude:
-        splits = {name: examples.noisy(amplitude, number) for number, (name, examples) in enumerate(splits.items())}
+    config = build_config(arguments, splits["train"].max_length, arm)
+    if arm.noise:
+        splits = {name: examples.noisy(arm.noise, number) for number, (name, examples) in enumerate(splits.items())}
     if not arguments.zero_is_padding:
         splits = {name: examples.shifted() for name, examples in splits.items()}
 
@@ -194,21 +208,8 @@ def run_arm(
 
     rows = {name: len(examples) for name, examples in splits.items()}
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
-    identity = {"task": arguments.task_name, "rows": rows, "noise": amplitude, "model": model}
+    identity = {"task": arguments.task_name, "rows": rows, "noise": arm.noise, "model": model}
     return run_grid(grid, identity, train_cell)
-
-
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """A Markdown table of all arms and settings: accuracies times 100, means over seeds."""
-    lines = ["| | setting | test accuracy | seeds | validation accuracy |", "|---|---|---|---|---|"]
-    for name, result in results.items():
-        for setting in result["settings"]:
-            tests = [100 * cell["metrics"]["test_accuracy"] for cell in setting["cells"] if cell["metrics"]]
-            each = ", ".join(f"{value:.2f}" for value in tests)
-            average = f"{sum(tests) / len(tests):.2f}" if tests else "failed"
-            validation = "" if setting["mean"] is None else f"{100 * setting['mean']:.2f}"
-            lines.append(f"| {name} | {setting['name']} | {average} | {each} | {validation} |")
-    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -216,21 +217,21 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     arguments, grid = parse_arguments((LraArguments, GridConfig), argv, __doc__)
     task = LRA_TASKS[arguments.task_name]
     length = arguments.max_seq_length or task.max_length
-    for _, changes, _ in arguments.arms():  # a wrong setting is known before anything is read
-        LraForSequenceClassification(build_config(arguments, length, changes))
+    for arm in arguments.arms():  # a wrong setting is known before anything is read
+        LraForSequenceClassification(build_config(arguments, length, arm))
     with process_state().local_main_process_first():
         splits = task.read(Path(arguments.data_dir) / arguments.task_name, length)
     limits = dict.fromkeys(splits, arguments.max_eval_samples) | {"train": arguments.max_train_samples}
     splits = {name: examples.take(limits[name]) for name, examples in splits.items()}
     top, results = Path(grid.output_dir), {}
-    for name, changes, amplitude in arguments.arms():
-        logger.info("%s on %s", name, arguments.task_name)
-        folder = top / name.replace(" ", "-").replace("=", "").replace("--", "-")
-        settings = run_arm(arguments, splits, changes, amplitude, replace(grid, output_dir=str(folder)))
-        results[name] = grid_results(settings)
+    for arm in arguments.arms():
+        logger.info("%s on %s", arm.label, arguments.task_name)
+        folder = top / re.sub(r"[^\w.]+", "-", arm.label).strip("-")
+        results[arm.label] = grid_results(run_arm(arguments, splits, arm, replace(grid, output_dir=str(folder))))
         if process_state().is_main_process:
             content = {"task": arguments.task_name, "arms": results}
-            write_text(top / "results.md", f"# {arguments.task_name}\n\n{table(results)}\n")
+            write_text(top / "results.md", f"# {arguments.task_name}\n\n{lra_table(results)}\n")
+            plot_learning_curves(top / "curves.png", results, arguments.task_name)
             write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
             save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()

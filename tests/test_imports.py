@@ -14,6 +14,7 @@ ALLOWED = {
     "training": {"checkpoints", "runlog", "measure", "micro_batches"},
     "grid": {"training", "checkpoints"},
     "micro_batches": set(),
+    "lra_report": set(),
     "jobs": set(),
     "table3": {"hub", "tasks"},
     "checkpoints": set(),

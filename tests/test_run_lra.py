@@ -60,8 +60,9 @@ def run(data: Path, output_dir: Path, *words: str) -> dict:
 @pytest.mark.parametrize("mixer", [name for name in MIXERS if name != "s3"])
 def test_every_mixer_trains(mixer, data, tmp_path):
     own = ",".join(f"{name}={value}" for name, value in OWN.get(mixer, {}).items())
-    results = run(data, tmp_path, "--mixer", f"{mixer}:{own}", "--seed", "1", "--max_train_samples", "16")
-    (cell,) = results["arms"][mixer]["settings"][0]["cells"]
+    spec = f"{mixer}:{own}" if own else mixer
+    results = run(data, tmp_path, "--mixer", spec, "--seed", "1", "--max_train_samples", "16")
+    (cell,) = results["arms"][spec]["settings"][0]["cells"]
     assert 0 <= cell["metrics"]["test_accuracy"] <= 1
     assert cell["steps"] == 2
 
@@ -75,6 +76,7 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
     assert len(times) == 2 * len(run_lra.ABLATIONS)
     assert run(data, tmp_path, "--ablate") == first
     assert times == {file: file.stat().st_mtime_ns for file in times}
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     rows = (tmp_path / "results.md").read_text().splitlines()
     assert [row.split("|")[1].strip() for row in rows[4:]] == list(run_lra.ABLATIONS)
 
@@ -84,6 +86,7 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
     [
         ("text", ["--max_seq_length", "12"]),
         ("image", ["--max_seq_length", "4", "--noise", "0", "8"]),
+        ("text", ["--max_seq_length", "12", "--mixer", "linear", "softmax:causal=true"]),
         ("image", ["--max_seq_length", "4", "--zero_is_padding", "false"]),
         ("retrieval", ["--max_seq_length", "8", "--vary", "r", "--values", "2", "8"]),
     ],
@@ -92,7 +95,7 @@ def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
     results = run(data, tmp_path, "--task_name", task, "--seed", "1", *words)
     for result in results["arms"].values():
         assert result["settings"][0]["cells"][0]["metrics"]["test_loss"] > 0
-    assert len(results["arms"]) == (2 if {"--noise", "--vary"} & set(words) else 1)
+    assert len(results["arms"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -175,6 +178,7 @@ def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, 
         (["--task_name", "lisstops"], "Unknown task 'lisstops'.*Did you mean listops"),
         (["--mixer", "fm"], "Unknown mixer 'fm'. Did you mean fmm"),
         (["--mixer", "fmm", "--ablate"], "--ablate and --vary take S3 apart"),
+        (["--mixer", "s3", "fmm", "s3"], "one is named twice"),
         (["--mixer", "s3:num_segments"], "mixer = 's3:num_segments': settings are name=value"),
         (["--mixer", "fmm:kernels=[elu"], "settings are name=value, with commas"),
         (["--mixer", "s3:segments=4"], "Mixer s3 has no setting 'segments'"),
