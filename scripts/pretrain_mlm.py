@@ -210,7 +210,7 @@ def main(argv: list[str] | None = None) -> TrainingResult:
     processes = process_state()
     with processes.local_main_process_first():
         corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
-    masking = Masking(corpus.tokenizer, mlm.mlm_probability)
+    masking = Masking.for_tokenizer(corpus.tokenizer, mlm.mlm_probability)
     set_seed(training.seed)
     model = build_model(model_arguments, corpus.tokenizer, corpus.block_size)
     batch_size = training.global_batch_size()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import yaml
 from accelerate import Accelerator
@@ -32,8 +33,9 @@ from s3bert.grid import GridConfig, Setting, grid_results, run_grid
 from s3bert.lra_report import lra_table, plot_learning_curves
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
-from s3bert.models.modeling_lra import LraForSequenceClassification
-from s3bert.tasks.lra import LRA_TASKS, Examples, LraBatches
+from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
+from s3bert.smoothness import token_incoherence
+from s3bert.tasks.lra import LRA_TASKS, Examples, LraBatches, MaskedLraBatches
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
 
@@ -102,6 +104,16 @@ class LraArguments:
     ablate: bool = HfArg(help="S3 whole and without each of its four parts (Table 7)", default=False)
     vary: str | None = HfArg(help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
     values: list[int] = HfArg(help="what --vary tries", default_factory=lambda: [1, 4, 8, 16, 32])
+    self_pretrain_epochs: float = HfArg(
+        help="also train after so many epochs of masked-token prediction on the task's own training inputs, "
+        "reported in a column of its own",
+        default=0.0,
+    )
+    incoherence: bool = HfArg(
+        help="measure how evenly the tokens of trained S3 models spread, before and after the Fourier convolution "
+        "(Table 14)",
+        default=False,
+    )
     noise: list[float] = HfArg(
         help="amplitudes of uniform noise on grey values, each a run (Table 5)", default_factory=list
     )
@@ -121,6 +133,10 @@ class LraArguments:
             raise ValueError(f"vary = {self.vary!r}: there is {', '.join(VARIED)}.")
         if self.noise and not LRA_TASKS[self.task_name].pixels:
             raise ValueError(f"noise: {self.task_name} has no grey values; take image or pathfinder.")
+        if self.incoherence and {name for name, _ in mixers} != {"s3"}:
+            raise ValueError(f"mixer = {' '.join(self.mixer)}: --incoherence looks into S3 alone; leave --mixer out.")
+        if self.self_pretrain_epochs < 0:
+            raise ValueError(f"self_pretrain_epochs = {self.self_pretrain_epochs}: give 0 for none, or more.")
         if sum((self.ablate, self.vary is not None, bool(self.noise))) > 1:
             raise ValueError("Give one of --ablate, --vary and --noise at a time.")
 
@@ -147,7 +163,7 @@ def build_config(arguments: LraArguments, length: int, arm: Arm) -> LraConfig:
     return LraConfig(
         mixer=arm.mixer,
         mixer_settings=arm.settings,
-        vocab_size=task.vocab_size + (not arguments.zero_is_padding),
+        vocab_size=task.vocab_size + (not arguments.zero_is_padding) + bool(arguments.self_pretrain_epochs),
         num_labels=task.num_labels,
         max_position_embeddings=length,
         pair_inputs=task.pair,
@@ -184,7 +200,21 @@ class Evaluation:
         return {"loss": loss, "accuracy": right, "score": right}
 
 
-def run_arm(arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid: GridConfig) -> list[Setting]:
+def self_pretrained(config: LraConfig, examples: Examples, epochs: float, cell: TrainingConfig) -> Path:
+    """The folder of a model that has predicted masked tokens of a task's training inputs; a cut-off one goes on.
+
+    The vocabulary's last id stands for masked tokens.
+    """
+    folder = Path(cell.output_dir).parents[1] / "self-pretrained" / Path(cell.output_dir).name
+    batches = MaskedLraBatches(examples, cell.global_batch_size(), cell.seed, config.vocab_size - 1)
+    cell = replace(cell, output_dir=str(folder), num_train_epochs=epochs, max_train_steps=None, save_steps=len(batches))
+    train(LraForMaskedLM(config), batches, cell)
+    return folder
+
+
+def run_arm(
+    arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid: GridConfig, pretrain_epochs: float = 0.0
+) -> list[Setting]:
     """Trains the grid's cells of one arm; their metrics include `test_accuracy` and `test_loss`."""
     config = build_config(arguments, splits["train"].max_length, arm)
     if arm.noise:
@@ -194,7 +224,12 @@ def run_arm(arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid
 
     def train_cell(cell: TrainingConfig) -> TrainingResult:
         set_seed(cell.seed)
-        model = LraForSequenceClassification(config)
+        if pretrain_epochs:
+            start = self_pretrained(config, splits["train"], pretrain_epochs, cell)
+            set_seed(cell.seed)  # of the new classifier
+            model = LraForSequenceClassification.from_pretrained(start, config=config)
+        else:
+            model = LraForSequenceClassification(config)
         batches = LraBatches(splits["train"], cell.global_batch_size(), cell.seed)
         validation = Evaluation(splits["validation"], cell.per_device_eval_batch_size)
         cell = replace(cell, save_steps=cell.save_steps or len(batches))
@@ -202,13 +237,16 @@ def run_arm(arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid
         accelerator = Accelerator()
         model.to(accelerator.device).eval()
         measured = Evaluation(splits["test"], cell.per_device_eval_batch_size)(model, accelerator)
-        return replace(
-            result, metrics=result.metrics | {f"test_{name}": measured[name] for name in ("loss", "accuracy")}
-        )
+        metrics = result.metrics | {f"test_{name}": measured[name] for name in ("loss", "accuracy")}
+        if arguments.incoherence:
+            sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))
+            metrics |= token_incoherence(model, sample["input_ids"].to(accelerator.device))
+        return replace(result, metrics=metrics)
 
     rows = {name: len(examples) for name, examples in splits.items()}
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     identity = {"task": arguments.task_name, "rows": rows, "noise": arm.noise, "model": model}
+    identity["self_pretrain_epochs"] = pretrain_epochs
     return run_grid(grid, identity, train_cell)
 
 
@@ -228,6 +266,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         logger.info("%s on %s", arm.label, arguments.task_name)
         folder = top / re.sub(r"[^\w.]+", "-", arm.label).strip("-")
         results[arm.label] = grid_results(run_arm(arguments, splits, arm, replace(grid, output_dir=str(folder))))
+        if epochs := arguments.self_pretrain_epochs:
+            again = replace(grid, output_dir=str(folder / "after-self-pretraining"))
+            results[arm.label]["self_pretrained"] = grid_results(run_arm(arguments, splits, arm, again, epochs))
         if process_state().is_main_process:
             content = {"task": arguments.task_name, "arms": results}
             write_text(top / "results.md", f"# {arguments.task_name}\n\n{lra_table(results)}\n")

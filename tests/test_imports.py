@@ -15,6 +15,7 @@ ALLOWED = {
     "grid": {"training", "checkpoints"},
     "micro_batches": set(),
     "lra_report": set(),
+    "smoothness": {"models"},
     "jobs": set(),
     "table3": {"hub", "tasks"},
     "checkpoints": set(),

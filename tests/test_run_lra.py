@@ -98,6 +98,19 @@ def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
     assert len(results["arms"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
 
 
+def test_self_pretraining_and_incoherence_have_columns_of_their_own(data, tmp_path):
+    words = ["--self_pretrain_epochs", "1", "--incoherence", "--hidden_size", "32", "--seed", "1"]
+    (result,) = run(data, tmp_path, *words)["arms"].values()
+    assert (
+        result["self_pretrained"]["settings"][0]["cells"][0]["metrics"] != result["settings"][0]["cells"][0]["metrics"]
+    )
+    head, _, row = (tmp_path / "results.md").read_text().splitlines()[2:5]
+    titles = [title.strip() for title in head.split("|")[1:-1]]
+    assert titles[5:7] == ["test accuracy after self-pretraining", "incoherence after 16"]
+    assert all(cell.strip() for cell in row.split("|")[1:-1])
+    assert list(tmp_path.glob("**/self-pretrained/*/model.safetensors"))
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_padding_does_not_change_a_classification_and_folders_keep_it(mixer, tmp_path):
     config = LraConfig(mixer=mixer, mixer_settings=OWN.get(mixer, {}), num_labels=3, **SMALL)
@@ -183,6 +196,8 @@ def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, 
         (["--mixer", "fmm:kernels=[elu"], "settings are name=value, with commas"),
         (["--mixer", "s3:segments=4"], "Mixer s3 has no setting 'segments'"),
         (["--vary", "s3"], "vary = 's3': there is r, s1, s2"),
+        (["--mixer", "linear", "--incoherence"], "--incoherence looks into S3 alone"),
+        (["--self_pretrain_epochs", "-1"], "self_pretrain_epochs = -1.0"),
         (["--noise", "2"], "listops has no grey values"),
         (["--ablate", "--vary", "r"], "one of --ablate, --vary and --noise at a time"),
         (["--data_dir", "nowhere"], "scripts/prepare_lra.py --task listops"),

@@ -73,7 +73,7 @@ def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: flo
     config = TrainingConfig(output_dir=str(output_dir), seed=7, report_to="none", **settings)
     set_seed(config.seed)
     model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
-    masking = Masking(tokenizer())
+    masking = Masking.for_tokenizer(tokenizer())
     short = ShortSequences(LENGTH // 2, config.max_train_steps // 2, LENGTH)
     batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed, short)
     if slowness:
@@ -377,7 +377,7 @@ def test_the_loop_reads_nothing_from_the_device_between_two_log_records(tmp_path
             per_device_train_batch_size=2, gradient_accumulation_steps=2,
         )  # fmt: skip
         with CountReads() as counter:
-            train(small_bert(), MlmBatches(MadeUpBlocks(), Masking(tokenizer()), 4, seed=7), config)
+            train(small_bert(), MlmBatches(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), 4, seed=7), config)
         reads.append(counter.reads)
     assert reads[0] > 0, "the log record itself is read"
     assert reads[0] == reads[1]
@@ -406,7 +406,7 @@ class WatchedBatches(MlmBatches):
     """Batches that say which of them were asked for, and fail at one step."""
 
     def __init__(self, failing_step: int | None = None):
-        super().__init__(MadeUpBlocks(), Masking(tokenizer()), batch_size=2, seed=7)
+        super().__init__(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), batch_size=2, seed=7)
         self.failing_step, self.asked = failing_step, [threading.Event() for _ in range(10)]
 
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:

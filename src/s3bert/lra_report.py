@@ -20,14 +20,29 @@ def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         results: by arm, as `grid.grid_results` gives them; cells' metrics hold `test_accuracy`.
     """
-    lines = ["| | setting | test accuracy | seeds | validation accuracy |", "|---|---|---|---|---|"]
+    head = ["", "setting", "test accuracy", "seeds", "validation accuracy"]
+    if any("self_pretrained" in result for result in results.values()):
+        head.append("test accuracy after self-pretraining")
+    smoothness = sorted({key for result in results.values() for key in result if key.startswith("eval_incoherence")})
+    rows = [head + [key.removeprefix("eval_").replace("_", " ") for key in smoothness]]
     for name, result in results.items():
+        after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
         for setting in result["settings"]:
-            cells = [cell["metrics"] for cell in setting["cells"] if cell["metrics"]]
-            tests, validations = ([100 * metrics[key] for metrics in cells] for key in ("test_accuracy", "accuracy"))
+            tests = _percentages(setting, "test_accuracy")
             each = ", ".join(f"{value:.2f}" for value in tests)
-            lines.append(f"| {name} | {setting['name']} | {_spread(tests)} | {each} | {_spread(validations)} |")
-    return "\n".join(lines)
+            row = [name, setting["name"], _spread(tests), each, _spread(_percentages(setting, "accuracy"))]
+            if "self_pretrained" in result:
+                row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
+            measured = ([cell["metrics"].get(key[5:]) for cell in setting["cells"]] for key in smoothness)
+            row += [f"{mean(filter(None, values)):.2f}" if any(values) else "" for values in measured]
+            rows.append(row)
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
+    """A metric times 100 of each seed that has ended well."""
+    return [100 * cell["metrics"][metric] for cell in setting["cells"] if cell["metrics"]]
 
 
 def _spread(values: list[float]) -> str:

@@ -40,7 +40,7 @@ def originals(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_masking_has_berts_proportions_and_spares_special_tokens():
     generator = np.random.default_rng(0)
     tokens = np.where(generator.random((400, 250)) < 0.1, 3, generator.integers(5, 100, (400, 250)))
-    batch = Masking(TOKENIZER, 0.15)(tokens, generator)
+    batch = Masking.for_tokenizer(TOKENIZER, 0.15)(tokens, generator)
     inputs, labels, tokens = batch["input_ids"], batch["labels"], torch.from_numpy(tokens)
     predicted = labels != -100
     assert torch.equal(originals(batch), tokens)
@@ -54,7 +54,7 @@ def test_masking_has_berts_proportions_and_spares_special_tokens():
 @settings(deadline=None, max_examples=60)
 def test_every_sequence_has_something_to_predict(sequences, length, probability, seed):
     blocks = NumberedBlocks(sequences, length)
-    batch = Masking(TOKENIZER, probability)(
+    batch = Masking.for_tokenizer(TOKENIZER, probability)(
         np.stack([blocks[i] for i in range(sequences)]), np.random.default_rng(seed)
     )
     assert (batch["labels"] != -100).any(1).all()
@@ -62,7 +62,7 @@ def test_every_sequence_has_something_to_predict(sequences, length, probability,
 
 
 def test_batches_are_a_function_of_seed_and_step_and_epochs_visit_every_block_once():
-    blocks, masking = NumberedBlocks(30), Masking(TOKENIZER)
+    blocks, masking = NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER)
     batches = MlmBatches(blocks, masking, batch_size=7, seed=3)
     assert len(batches) == 5
     forward = [batches[step] for step in range(9)]
@@ -77,7 +77,7 @@ def test_batches_are_a_function_of_seed_and_step_and_epochs_visit_every_block_on
 
 
 def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
-    blocks, masking = NumberedBlocks(30), Masking(TOKENIZER)
+    blocks, masking = NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER)
     short = MlmBatches(blocks, masking, 7, 3, ShortSequences(length=4, steps=2, block_size=12))
     whole = MlmBatches(blocks, masking, 7, 3)
     for step, shape in enumerate([(21, 4), (21, 4), (7, 12)]):
@@ -96,7 +96,7 @@ def test_held_out_figures_are_means_over_predicted_tokens():
             max_position_embeddings=12,
         )
     ).eval()  # fmt: skip
-    held_out = HeldOut(NumberedBlocks(21), Masking(TOKENIZER), batch_size=4, max_blocks=10)
+    held_out = HeldOut(NumberedBlocks(21), Masking.for_tokenizer(TOKENIZER), batch_size=4, max_blocks=10)
     figures = held_out(model, Accelerator())
     inputs, labels = (torch.cat([batch[name] for batch in held_out.batches]) for name in ("input_ids", "labels"))
     assert len(inputs) == 10
@@ -112,4 +112,4 @@ def test_held_out_figures_are_means_over_predicted_tokens():
 @pytest.mark.parametrize("probability", [0, 1, 15])
 def test_a_masking_share_outside_0_to_1_is_refused(probability):
     with pytest.raises(ValueError, match=f"mlm_probability = {probability}: give a share between 0 and 1"):
-        Masking(TOKENIZER, probability)
+        Masking.for_tokenizer(TOKENIZER, probability)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .listops import read_listops
+from .mlm import Masking
 from .pathfinder import read_pathfinder
 
 
@@ -215,3 +216,19 @@ class LraBatches:
             self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
             self._orders[epoch] = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
         return self._orders[epoch]
+
+
+class MaskedLraBatches(LraBatches):
+    """The same with masked tokens to predict, in place of classes; the two sequences of a pair are rows of their own.
+
+    Args:
+        vocab_size: the task's ids; the next one stands for masked tokens.
+    """
+
+    def __init__(self, examples: Examples, batch_size: int, seed: int, vocab_size: int):
+        super().__init__(examples, batch_size, seed)
+        self.masking = Masking(vocab_size, vocab_size, special_ids=[0])
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        ids = super().__getitem__(step)["input_ids"]
+        return self.masking(ids.flatten(0, -2).numpy(), np.random.default_rng([self.seed, step, 1]))

@@ -20,22 +20,32 @@ class Masking:
     """Draws labels and masked inputs.
 
     Args:
-        tokenizer: gives the vocabulary, the mask token and the special tokens.
+        vocab_size: ids, of which random ones are drawn. mask_token_id: what stands for most tokens to predict.
+        special_ids: ids that are never predicted.
         mlm_probability: share of tokens to predict; each sequence has at least one.
 
     Raises:
-        ValueError: the tokenizer has no mask token; the probability is not between 0 and 1.
+        ValueError: the probability is not between 0 and 1.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float = 0.15):
-        if tokenizer.mask_token_id is None:
-            raise ValueError("This tokenizer has no mask token: masked language modelling needs one, as BERT's [MASK].")
+    def __init__(self, vocab_size: int, mask_token_id: int, special_ids: list[int], mlm_probability: float = 0.15):
         if not 0 < mlm_probability < 1:
             raise ValueError(f"mlm_probability = {mlm_probability}: give a share between 0 and 1, usually 0.15.")
         self.mlm_probability = mlm_probability
-        self.mask_token_id = tokenizer.mask_token_id
-        self.vocab_size = len(tokenizer)
-        self.special = np.isin(np.arange(len(tokenizer)), tokenizer.all_special_ids)
+        self.mask_token_id = mask_token_id
+        self.vocab_size = vocab_size
+        self.special = np.isin(np.arange(vocab_size), special_ids)
+
+    @classmethod
+    def for_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, mlm_probability: float = 0.15) -> "Masking":
+        """With a tokenizer's vocabulary, mask token and special tokens.
+
+        Raises:
+            ValueError: the tokenizer has no mask token.
+        """
+        if tokenizer.mask_token_id is None:
+            raise ValueError("This tokenizer has no mask token: masked language modelling needs one, as BERT's [MASK].")
+        return cls(len(tokenizer), tokenizer.mask_token_id, tokenizer.all_special_ids, mlm_probability)
 
     def __call__(self, tokens: np.ndarray, generator: np.random.Generator) -> dict[str, torch.Tensor]:
         """(B, S) token ids -> `input_ids` and `labels` (B, S), labels -100 where nothing is predicted."""
