@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 from torch.nn import functional as F
 from transformers.hf_argparser import HfArg
 
-from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
+from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.files import write_text
 from s3bert.grid import GridConfig, Setting, grid_results, run_grid
 from s3bert.lra_report import lra_table, plot_learning_curves
@@ -59,23 +58,6 @@ class Arm(NamedTuple):
     mixer: str
     settings: dict[str, Any]
     noise: float = 0.0
-
-
-def parse_mixer(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME:setting=value,...` to a name and settings, values read as YAML.
-
-    Raises:
-        ValueError: there is no such mixer, or what stands after the colon are no settings.
-    """
-    name, _, settings = text.partition(":")
-    mixer_settings(name)
-    try:
-        entries = yaml.safe_load("{" + settings.replace("=", ": ") + "}")
-    except yaml.YAMLError:
-        entries = None
-    if not isinstance(entries, dict) or None in entries.values():
-        raise ValueError(f"mixer = {text!r}: settings are name=value, with commas between them.")
-    return name, entries
 
 
 @dataclass
@@ -124,7 +106,9 @@ class LraArguments:
             raise ValueError(
                 f"Unknown task {self.task_name!r}: there is {known}.{close_match(self.task_name, LRA_TASKS)}"
             )
-        mixers = [parse_mixer(text) for text in self.mixer]
+        mixers = [named_settings(text) for text in self.mixer]
+        for name, _ in mixers:
+            mixer_settings(name)
         if (self.ablate or self.vary) and [name for name, _ in mixers] != ["s3"]:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: --ablate and --vary take S3 apart; leave --mixer out.")
         if len(set(self.mixer)) < len(self.mixer):
@@ -143,7 +127,7 @@ class LraArguments:
     def arms(self) -> Iterator[Arm]:
         """What is compared."""
         for text in self.mixer:
-            name, own = parse_mixer(text)
+            name, own = named_settings(text)
             if self.ablate:
                 yield from (Arm(label, name, own | changes) for label, changes in ABLATIONS.items())
             elif self.vary is not None:

@@ -89,6 +89,22 @@ def _file_arguments(parser: HfArgumentParser, file: Path, names: set[str]) -> li
     return words
 
 
+def named_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME:setting=value,...` to the name and its settings, values read as YAML: "fmm:bandwidth=5,kernels=[elu,tanh]".
+
+    Raises:
+        ValueError: what stands after the colon are no settings.
+    """
+    name, _, settings = text.partition(":")
+    try:
+        entries = yaml.safe_load("{" + settings.replace("=", ": ") + "}")
+    except yaml.YAMLError:
+        entries = None
+    if not isinstance(entries, dict) or None in entries.values():
+        raise ValueError(f"{text!r}: settings are name=value, with commas between them.")
+    return name, entries
+
+
 def save_arguments(file: Path, *instances: Any) -> None:
     """Writes the resolved arguments as a YAML file that `--config` takes."""
     entries = {name: value for instance in instances for name, value in asdict(instance).items() if value is not None}

@@ -1,0 +1,117 @@
+"""Teaches causal mixers to copy a word: softmax, linear attention, FMMformer with any band and kernels (its Figures 4 and 5).
+
+    python scripts/run_copy_task.py --length 128 --max_train_steps 2000 --output_dir runs/copy-128
+    python scripts/run_copy_task.py --length 256 --mixer linear fmm:bandwidth=10 fmm:bandwidth=30,kernels=[elu] \\
+        --max_train_steps 2000 --output_dir runs/copy-256
+
+Each mixer is trained alike, in its causal form, to predict the next symbol of `| word | word`; loss and accuracy are of the second word, on
+words never seen. The same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and `curves.png`.
+"""
+
+import json
+import logging
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from transformers.hf_argparser import HfArg
+
+from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
+from s3bert.grid import GridConfig, grid_results, run_grid
+from s3bert.lra_report import lra_table, plot_learning_curves
+from s3bert.models.configuration_lra import LraConfig
+from s3bert.models.mixers import mixer_settings
+from s3bert.models.modeling_lra import LraForMaskedLM
+from s3bert.tasks.copying import CopyBatches, CopyEvaluation
+from s3bert.training import TrainingConfig, TrainingResult, process_state, train
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class CopyArguments:
+    """The words, and what learns to copy them."""
+
+    length: int = HfArg(help="tokens of a sequence: two separators and a word twice", default=128)
+    num_symbols: int = HfArg(help="symbols a word is drawn from", default=10)
+    mixer: list[str] = HfArg(
+        help="causal mixers, each with settings of its own after a colon",
+        default_factory=lambda: ["softmax", "linear", "fmm:bandwidth=10,kernels=[elu]", "fmm:bandwidth=10"],
+    )
+    hidden_size: int = HfArg(help="width", default=64)
+    num_hidden_layers: int = HfArg(help="layers", default=2)
+    num_attention_heads: int = HfArg(help="heads", default=2)
+    num_eval_batches: int = HfArg(help="batches of unseen words to measure on", default=8)
+
+    def __post_init__(self):
+        for text in self.mixer:
+            name, _ = named_settings(text)
+            if "causal" not in mixer_settings(name):
+                raise ValueError(f"mixer {name} has no causal form; softmax, linear and fmm have.")
+        if len(set(self.mixer)) < len(self.mixer):
+            raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Runs the script; returns the content of `all_results.json`."""
+    arguments, grid = parse_arguments((CopyArguments, GridConfig), argv, __doc__)
+    if grid.max_train_steps is None:
+        raise ValueError("Words are drawn without end: give --max_train_steps.")
+    top, results = Path(grid.output_dir), {}
+    for text in arguments.mixer:
+        name, own = named_settings(text)
+        config = LraConfig(
+            mixer=name,
+            mixer_settings=own | {"causal": True},
+            vocab_size=arguments.num_symbols + 2,
+            max_position_embeddings=arguments.length,
+            hidden_size=arguments.hidden_size,
+            intermediate_size=2 * arguments.hidden_size,
+            num_hidden_layers=arguments.num_hidden_layers,
+            num_attention_heads=arguments.num_attention_heads,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+
+        def train_cell(cell: TrainingConfig, config: LraConfig = config) -> TrainingResult:
+            set_seed(cell.seed)
+            words = (arguments.length, arguments.num_symbols, cell.global_batch_size())
+            batches = CopyBatches(*words, cell.seed, cell.max_train_steps)
+            unseen = CopyEvaluation(CopyBatches(*words, 2**31 + cell.seed, 1), arguments.num_eval_batches)
+            steps = max(1, cell.max_train_steps // 20)
+            cell = replace(cell, eval_steps=cell.eval_steps or steps, save_steps=cell.save_steps or steps)
+            model = LraForMaskedLM(config)
+            result = train(model, batches, cell, unseen)
+            accelerator = Accelerator()
+            model.to(accelerator.device).eval()
+            measured = CopyEvaluation(CopyBatches(*words, 2**32 + cell.seed, 1), arguments.num_eval_batches)(
+                model, accelerator
+            )
+            return replace(result, metrics=result.metrics | {f"test_{name}": value for name, value in measured.items()})
+
+        logger.info("%s on words of %d symbols", text, arguments.length // 2 - 1)
+        folder = top / re.sub(r"[^\w.]+", "-", text).strip("-")
+        identity = {"task": "copy", "length": arguments.length, "symbols": arguments.num_symbols, "mixer": text}
+        identity["model"] = {
+            key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"
+        }
+        results[text] = grid_results(run_grid(replace(grid, output_dir=str(folder)), identity, train_cell))
+        if process_state().is_main_process:
+            title = f"copying words of {arguments.length // 2 - 1} symbols"
+            write_text(top / "results.md", f"# {title}\n\n{lra_table(results)}\n")
+            plot_learning_curves(top / "curves.png", results, title)
+            content = {"length": arguments.length, "num_symbols": arguments.num_symbols, "arms": results}
+            write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
+            save_arguments(top / "arguments.yaml", arguments, grid)
+    process_state().wait_for_everyone()
+    print((top / "results.md").read_text(encoding="utf-8"))
+    return json.loads((top / "all_results.json").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    run_as_script(main)

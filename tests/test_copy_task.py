@@ -1,0 +1,63 @@
+"""scripts/run_copy_task.py: the words, what is measured of them, and mixers that learn to copy them or cannot."""
+
+import pytest
+import run_copy_task
+import torch
+from accelerate import Accelerator
+
+from s3bert.tasks.copying import CopyBatches, CopyEvaluation
+
+
+def test_a_sequence_is_a_word_twice_and_the_same_step_gives_the_same_words():
+    batch = CopyBatches(length=10, num_symbols=5, batch_size=3, seed=0, steps=4)[2]
+    tokens = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], 1)
+    assert torch.equal(tokens[:, :5], tokens[:, 5:])
+    assert (tokens[:, 0] == 6).all()
+    assert torch.equal(batch["labels"][:, :-1], batch["input_ids"][:, 1:])
+    again = CopyBatches(10, 5, 3, seed=0, steps=4)
+    assert torch.equal(again[2]["input_ids"], batch["input_ids"])
+    assert not torch.equal(again[1]["input_ids"], batch["input_ids"])
+    with pytest.raises(ValueError, match="length = 7: two separators"):
+        CopyBatches(7, 5, 3, 0, 4)
+
+
+class Oracle(torch.nn.Module):
+    """Predicts the token that stood half a sequence before the next one."""
+
+    def forward(self, input_ids):
+        half = (input_ids.shape[1] + 1) // 2
+        guess = torch.cat([torch.ones_like(input_ids[:, : half - 1]), input_ids[:, :half]], 1)[:, : input_ids.shape[1]]
+        return type("Output", (), {"logits": 50.0 * torch.nn.functional.one_hot(guess, 7).float()})
+
+
+def test_only_the_second_word_is_measured():
+    """One who knows where to look is always right, though the first word cannot be known."""
+    measured = CopyEvaluation(CopyBatches(10, 5, 64, seed=0, steps=1), 2)(Oracle(), Accelerator())
+    assert measured["accuracy"] == 1
+    assert measured["loss"] < 1e-6
+
+
+def test_a_causal_mixer_learns_to_copy(tmp_path):
+    words = ["--length", "12", "--num_symbols", "4", "--max_train_steps", "400", "--learning_rate", "5e-3"]
+    words += ["--mixer", "softmax", "fmm:bandwidth=8", "--seed", "1", "--output_dir", str(tmp_path)]
+    results = run_copy_task.main(words)
+    for result in results["arms"].values():
+        (cell,) = result["settings"][0]["cells"]
+        assert cell["metrics"]["test_accuracy"] > 0.5, "chance is 0.25"
+    assert (tmp_path / "curves.png").exists()
+    assert run_copy_task.main(words) == results, "nothing is trained twice"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mixer", "s3"], "mixer s3 has no causal form; softmax, linear and fmm have"),
+        (["--mixer", "fmm", "fmm"], "one is named twice"),
+        (["--mixer", "fmm:bandwidth"], "settings are name=value"),
+        ([], "give --max_train_steps"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_trained(words, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run_copy_task.main([*words, "--output_dir", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
