@@ -24,6 +24,7 @@ import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
 from s3bert.files import write_text
 from s3bert.hub import Figure, push_folder, write_model_card
+from s3bert.models.sparse_peers import SPARSE_PEERS
 from s3bert.runlog import plot_losses
 from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
 from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences, StreamedMlmBatches
@@ -113,8 +114,11 @@ def build_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, b
                 f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
                 "--max_seq_length."
             )
+        if config.model_type in SPARSE_PEERS:
+            return SPARSE_PEERS[config.model_type](config)
         return AutoModelForMaskedLM.from_config(config, **remote)
-    model = AutoModelForMaskedLM.from_pretrained(arguments.model_name_or_path, config=config, dtype="float32", **remote)
+    auto_class = SPARSE_PEERS.get(config.model_type, AutoModelForMaskedLM)
+    model = auto_class.from_pretrained(arguments.model_name_or_path, config=config, dtype="float32", **remote)
     if config.vocab_size < vocab_size:
         raise ValueError(
             f"The corpus's tokenizer has {vocab_size} entries, {arguments.model_name_or_path} knows {config.vocab_size}: "

@@ -45,7 +45,7 @@ class Head:
         return self.base_model(*inputs, return_dict=True, **kwargs)
 
 
-def _cross_entropy(
+def mean_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """Mean cross entropy of (..., C) logits over labels that are not -100; 0 where there is none."""
@@ -67,6 +67,25 @@ def tied_decoder(base_model_prefix: str) -> dict[str, str]:
         "cls.predictions.decoder.weight": f"{base_model_prefix}.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
+
+
+def labelled_positions(
+    hidden_states: torch.Tensor, labels: torch.Tensor, max_predictions: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states (P, H) and labels (P,) of the labelled positions; P is `max_predictions` where it is given."""
+    hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()  # (B S, H), (B S,)
+    unlabelled = labels == -100
+    if max_predictions is None:
+        chosen = (~unlabelled).nonzero()[:, 0]
+    else:
+        if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            labelled = int((~unlabelled).sum())
+            if labelled > max_predictions:
+                raise ValueError(
+                    f"max_predictions = {max_predictions}, but {labelled} labels are not -100: give at least their number."
+                )
+        chosen = unlabelled.byte().argsort(stable=True)[:max_predictions]  # the labelled ones first
+    return hidden_states.index_select(0, chosen), labels[chosen]
 
 
 class MaskedLM(Head):
@@ -111,28 +130,12 @@ class MaskedLM(Head):
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden_states = outputs.last_hidden_state
         if self.config.sparse_prediction and self.training and labels is not None:
-            hidden_states, labels = self._labelled_positions(hidden_states, labels, max_predictions)
+            hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
         logits = self.cls(hidden_states)
-        loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
+        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-    def _labelled_positions(self, hidden_states, labels, max_predictions) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states (P, H) and labels (P,) of the labelled positions; P is `max_predictions` where it is given."""
-        hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()  # (B S, H), (B S,)
-        unlabelled = labels == -100
-        if max_predictions is None:
-            chosen = (~unlabelled).nonzero()[:, 0]
-        else:
-            if labels.device.type == "cpu" and not torch.compiler.is_compiling():
-                labelled = int((~unlabelled).sum())
-                if labelled > max_predictions:
-                    raise ValueError(
-                        f"max_predictions = {max_predictions}, but {labelled} labels are not -100: give at least their number."
-                    )
-            chosen = unlabelled.byte().argsort(stable=True)[:max_predictions]  # the labelled ones first
-        return hidden_states.index_select(0, chosen), labels[chosen]
 
 
 class SequenceClassification(Head):
@@ -173,7 +176,7 @@ class SequenceClassification(Head):
             several = "single_label_classification" if integers else "multi_label_classification"
             problem = "regression" if self.config.num_labels == 1 else several
         if problem == "single_label_classification":
-            return _cross_entropy(logits, labels, num_items_in_batch)
+            return mean_cross_entropy(logits, labels, num_items_in_batch)
         logits = at_least_float32(logits)
         labels = labels.to(logits.dtype).view_as(logits)
         of_item = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
@@ -206,7 +209,7 @@ class TokenClassification(Head):
         """`labels` (B, S), -100 where a token has none. `logits` are (B, S, labels)."""
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
+        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -243,7 +246,7 @@ class QuestionAnswering(Head):
             for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
                 positions = positions.reshape(-1)
                 inside = (positions >= 0) & (positions < logits.shape[1])
-                losses.append(_cross_entropy(logits, positions.where(inside, -100), num_items_in_batch))
+                losses.append(mean_cross_entropy(logits, positions.where(inside, -100), num_items_in_batch))
             loss = sum(losses) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -283,7 +286,7 @@ class MultipleChoice(Head):
         kwargs = {key: x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for key, x in kwargs.items()}
         outputs = self._encode(*per_choice, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, num_choices)
-        loss = None if labels is None else _cross_entropy(logits, labels, num_items_in_batch)
+        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -1,0 +1,43 @@
+"""Transformers' BERT and FNet for comparisons: in training their masked-LM head decodes labelled positions alone.
+
+S3BERT and PoNet do so by `sparse_prediction`; at small sizes decoding every position takes 40% of a step, and times would compare
+decoders. Loss and gradients are Transformers' own. Names are too, so that a saved folder is one of Transformers'.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers.modeling_outputs import MaskedLMOutput
+
+from .heads import labelled_positions, mean_cross_entropy
+
+
+class LabelledPositions:
+    """To stand before a masked-LM class with an encoder and a head `cls`; evaluation is that class's own."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        max_predictions: int | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """In training with labels (B, S), `logits` are (P, V): see `MaskedLM.forward`."""
+        if not self.training or labels is None:
+            return super().forward(input_ids, labels=labels, **kwargs)
+        hidden_states = self.base_model(input_ids, **kwargs)[0]  # (B, S, H)
+        hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
+        logits = self.cls(hidden_states)
+        return MaskedLMOutput(loss=mean_cross_entropy(logits, labels, None), logits=logits)
+
+
+class BertForMaskedLM(LabelledPositions, transformers.BertForMaskedLM):
+    pass
+
+
+class FNetForMaskedLM(LabelledPositions, transformers.FNetForMaskedLM):
+    pass
+
+
+SPARSE_PEERS = {"bert": BertForMaskedLM, "fnet": FNetForMaskedLM}
