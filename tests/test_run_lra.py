@@ -200,8 +200,8 @@ def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, 
         (["--self_pretrain_epochs", "-1"], "self_pretrain_epochs = -1.0"),
         (["--noise", "2"], "listops has no grey values"),
         (["--ablate", "--vary", "r"], "one of --ablate, --vary and --noise at a time"),
-        (["--data_dir", "nowhere"], "scripts/prepare_lra.py --task listops"),
-        (["--task_name", "pathfinder", "--data_dir", "nowhere"], "scripts/prepare_lra.py --task pathfinder"),
+        (["--data_dir", "nowhere"], "scripts/prepare_lra.py --task_name listops"),
+        (["--task_name", "pathfinder", "--data_dir", "nowhere"], "scripts/prepare_lra.py --task_name pathfinder"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_trained(words, message, data, tmp_path):
