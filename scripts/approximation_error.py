@@ -68,10 +68,10 @@ def relative_error(name: str, size: int, length: int, head_size: int, scale: flo
     query, key = scale * torch.randn(2, 1, 1, length, head_size, dtype=torch.float64)
     if name == "performer":
         own = own | {"feature_seed": seed}
+    identity = torch.eye(length, dtype=torch.float64)[None, None]  # values that give the matrix itself
     sketch, exact = (
         build_mixer(mixer, head_size, 1, length, 0.0, 0, **settings).double().train().attend(query, key, identity, None)
         for mixer, settings in ((name, own | {size_name: size}), (target, {}))
-        for identity in (torch.eye(length, dtype=torch.float64)[None, None],)  # values that give the matrix itself
     )
     norms = torch.linalg.matrix_norm(torch.stack([sketch - exact, exact])[:, 0, 0], 2)
     return (norms[0] / norms[1]).item()

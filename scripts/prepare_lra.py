@@ -14,11 +14,10 @@ from pathlib import Path
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script
-from s3bert.tasks.listops import write_listops
-from s3bert.tasks.pathfinder import write_pathfinder
+from s3bert.tasks import listops, pathfinder
 
 
-OFFICIAL_SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (160_000, 20_000, 20_000)}
+OFFICIAL_SIZES = {"listops": listops.OFFICIAL_SIZES, "pathfinder": pathfinder.OFFICIAL_SIZES}
 
 
 @dataclass
@@ -48,13 +47,12 @@ def main(argv: list[str] | None = None) -> Path:
     """Runs the script; returns the task's folder."""
     (arguments,) = parse_arguments((PrepareArguments,), argv, __doc__)
     folder = Path(arguments.output_dir) / arguments.task_name
-    given = (arguments.num_train, arguments.num_val, arguments.num_test)
     official = OFFICIAL_SIZES[arguments.task_name]
-    sizes = dict(zip(("train", "val", "test"), (count or usual for count, usual in zip(given, official)), strict=True))
+    sizes = {split: getattr(arguments, f"num_{split}") or usual for split, usual in official.items()}
     if arguments.task_name == "listops":
-        write_listops(folder, sizes, arguments.seed)
+        listops.write_listops(folder, sizes, arguments.seed)
     else:
-        write_pathfinder(folder, sizes, arguments.seed, arguments.num_workers)
+        pathfinder.write_pathfinder(folder, sizes, arguments.seed, arguments.num_workers)
     print(f"{folder}: {', '.join(f'{name} {count:,}' for name, count in sizes.items())}")
     return folder
 

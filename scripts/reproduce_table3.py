@@ -262,6 +262,10 @@ class Comparison:
         results = self.results()
         if not results["models"]:
             return results
+        for kind in ("pretrained", "glue"):
+            for model in results["models"]:
+                if (file := self._result_file(kind, model)).exists():
+                    write_text(self.reported / _copied(kind, model), file.read_text(encoding="utf-8"))
         write_text(self.reported / "results.json", json.dumps(results, indent=1) + "\n")
         write_text(self.reported / "results.md", markdown(results))
         write_cards(self.reported, results)
@@ -272,14 +276,13 @@ class Comparison:
             plot_scores(self.reported / "glue.png", results)
         return results
 
+    def _result_file(self, kind: str, model: str) -> Path:
+        return self.folder / kind / model / "all_results.json"
+
     def _result_of(self, kind: str, model: str) -> dict[str, Any]:
-        """What a finished job wrote, copied into the report, with the copy's name as `file`; {} before that."""
-        file = self.folder / kind / model / "all_results.json"
-        if not file.exists():
-            return {}
-        content, copy = file.read_text(encoding="utf-8"), self.reported / "runs" / f"{kind}-{model}.json"
-        write_text(copy, content)
-        return json.loads(content) | {"file": str(copy.relative_to(self.reported))}
+        """What a finished job wrote, with the name of its copy in the report as `file`; {} before that."""
+        file = self._result_file(kind, model)
+        return _read(file) | {"file": _copied(kind, model)} if file.exists() else {}
 
     def _trial(self, model: str, setting: Setting) -> Job:
         steps = max(1, round(self.budget.search_share * self.steps(model)))
@@ -363,6 +366,11 @@ class _Progress:
             f"{name} {record[name]:.3f}" for name in ("loss", "eval_loss") for record in records[::-1] if name in record
         ]
         bar.set_postfix_str(", ".join(losses[:1] + [text for text in losses if text.startswith("eval")][:1]))
+
+
+def _copied(kind: str, model: str) -> str:
+    """A finished job's own file in the report."""
+    return f"runs/{kind}-{model}.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -10,19 +10,16 @@ words never seen. The same command goes on after a kill. The output folder gets 
 
 import json
 import logging
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.files import write_text
-from s3bert.grid import GridConfig, grid_results, run_grid
-from s3bert.lra_report import lra_table, plot_learning_curves
+from s3bert.grid import GridConfig, grid_results, run_grid, with_test_metrics
+from s3bert.lra_report import arm_folder, write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
 from s3bert.models.modeling_lra import LraForMaskedLM
@@ -86,27 +83,19 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             steps = max(1, cell.max_train_steps // 20)
             cell = replace(cell, eval_steps=cell.eval_steps or steps, save_steps=cell.save_steps or steps)
             model = LraForMaskedLM(config)
-            result = train(model, batches, cell, unseen)
-            accelerator = Accelerator()
-            model.to(accelerator.device).eval()
-            measured = CopyEvaluation(CopyBatches(*words, 2**32 + cell.seed, 1), arguments.num_eval_batches)(
-                model, accelerator
-            )
-            return replace(result, metrics=result.metrics | {f"test_{name}": value for name, value in measured.items()})
+            test = CopyEvaluation(CopyBatches(*words, 2**32 + cell.seed, 1), arguments.num_eval_batches)
+            return with_test_metrics(train(model, batches, cell, unseen), model, test)
 
         logger.info("%s on words of %d symbols", text, arguments.length // 2 - 1)
-        folder = top / re.sub(r"[^\w.]+", "-", text).strip("-")
+        folder = arm_folder(top, text)
         identity = {"task": "copy", "length": arguments.length, "symbols": arguments.num_symbols, "mixer": text}
         identity["model"] = {
             key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"
         }
         results[text] = grid_results(run_grid(replace(grid, output_dir=str(folder)), identity, train_cell))
         if process_state().is_main_process:
-            title = f"copying words of {arguments.length // 2 - 1} symbols"
-            write_text(top / "results.md", f"# {title}\n\n{lra_table(results)}\n")
-            plot_learning_curves(top / "curves.png", results, title)
-            content = {"length": arguments.length, "num_symbols": arguments.num_symbols, "arms": results}
-            write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
+            facts = {"length": arguments.length, "num_symbols": arguments.num_symbols}
+            write_report(top, f"copying words of {arguments.length // 2 - 1} symbols", results, facts)
             save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()
     print((top / "results.md").read_text(encoding="utf-8"))

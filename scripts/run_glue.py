@@ -31,7 +31,8 @@ from s3bert.finetuning import StartingPoint
 from s3bert.grid import GridConfig, Setting, grid_results, publish_model, run_grid, settings_table
 from s3bert.hub import Figure, push_folder, write_model_card
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, MissingSplitError, find_task, load_task, shortfall, summary
-from s3bert.tasks.glue_batches import EncodedRows, GlueBatches, GlueEvaluation
+from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
+from s3bert.tasks.shuffled import ShuffledBatches
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
 
@@ -89,7 +90,7 @@ def finetune(
 
     def train_cell(cell: TrainingConfig) -> TrainingResult:
         model = start.classifier(GLUE_TASKS[name].label_names, cell.seed)
-        batches = GlueBatches(encoded("train"), cell.global_batch_size(), cell.seed, glue.group_by_length)
+        batches = ShuffledBatches(encoded("train"), cell.global_batch_size(), cell.seed, glue.group_by_length)
         held_out = {split: encoded(split) for split in splits if split != "train"}
         evaluation = GlueEvaluation(name, held_out, cell.per_device_eval_batch_size, Path(cell.output_dir))
         cell = replace(cell, save_steps=cell.save_steps or len(batches))

@@ -12,7 +12,6 @@ same command goes on after a kill. The output folder gets `all_results.json`, `r
 
 import json
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +26,14 @@ from torch.nn import functional as F
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.files import write_text
-from s3bert.grid import GridConfig, Setting, grid_results, run_grid
-from s3bert.lra_report import lra_table, plot_learning_curves
+from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
+from s3bert.lra_report import arm_folder, write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.smoothness import token_incoherence
-from s3bert.tasks.lra import LRA_TASKS, Examples, LraBatches, MaskedLraBatches
+from s3bert.tasks.lra import LRA_TASKS, Examples, MaskedLraBatches
+from s3bert.tasks.shuffled import ShuffledBatches
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
 
 
@@ -214,18 +213,16 @@ def run_arm(
             model = LraForSequenceClassification.from_pretrained(start, config=config)
         else:
             model = LraForSequenceClassification(config)
-        batches = LraBatches(splits["train"], cell.global_batch_size(), cell.seed)
+        batches = ShuffledBatches(splits["train"], cell.global_batch_size(), cell.seed)
         validation = Evaluation(splits["validation"], cell.per_device_eval_batch_size)
         cell = replace(cell, save_steps=cell.save_steps or len(batches))
         result = train(model, batches, cell, validation)
-        accelerator = Accelerator()
-        model.to(accelerator.device).eval()
-        measured = Evaluation(splits["test"], cell.per_device_eval_batch_size)(model, accelerator)
-        metrics = result.metrics | {f"test_{name}": measured[name] for name in ("loss", "accuracy")}
+        result = with_test_metrics(result, model, Evaluation(splits["test"], cell.per_device_eval_batch_size))
         if arguments.incoherence:
             sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))
-            metrics |= token_incoherence(model, sample["input_ids"].to(accelerator.device))
-        return replace(result, metrics=metrics)
+            measured = token_incoherence(model, sample["input_ids"].to(model.device))
+            result = replace(result, metrics=result.metrics | measured)
+        return result
 
     rows = {name: len(examples) for name, examples in splits.items()}
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
@@ -248,16 +245,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     top, results = Path(grid.output_dir), {}
     for arm in arguments.arms():
         logger.info("%s on %s", arm.label, arguments.task_name)
-        folder = top / re.sub(r"[^\w.]+", "-", arm.label).strip("-")
+        folder = arm_folder(top, arm.label)
         results[arm.label] = grid_results(run_arm(arguments, splits, arm, replace(grid, output_dir=str(folder))))
         if epochs := arguments.self_pretrain_epochs:
             again = replace(grid, output_dir=str(folder / "after-self-pretraining"))
             results[arm.label]["self_pretrained"] = grid_results(run_arm(arguments, splits, arm, again, epochs))
         if process_state().is_main_process:
-            content = {"task": arguments.task_name, "arms": results}
-            write_text(top / "results.md", f"# {arguments.task_name}\n\n{lra_table(results)}\n")
-            plot_learning_curves(top / "curves.png", results, arguments.task_name)
-            write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
+            write_report(top, arguments.task_name, results, {"task": arguments.task_name})
             save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()
     print((top / "results.md").read_text(encoding="utf-8"))

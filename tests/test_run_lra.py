@@ -15,7 +15,8 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.tasks.listops import write_listops
-from s3bert.tasks.lra import LRA_TASKS, Examples, LraBatches
+from s3bert.tasks.lra import LRA_TASKS, Examples
+from s3bert.tasks.shuffled import ShuffledBatches
 
 
 ROOT = Path(__file__).parents[1]
@@ -144,10 +145,10 @@ def test_pairs_are_classified_by_both_and_their_order():
 
 def test_batches_are_a_function_of_seed_and_step_and_visit_everything_once_an_epoch():
     examples = Examples([np.full(i + 1, i, np.uint8) for i in range(10)], np.arange(10), max_length=8)
-    batches = LraBatches(examples, 4, seed=1)
+    batches = ShuffledBatches(examples, 4, seed=1)
     visited = torch.cat([batches[step]["labels"] for step in range(5)])
     assert sorted(visited[:10].tolist()) == sorted(visited[10:].tolist()) == list(range(10))
-    assert torch.equal(LraBatches(examples, 4, seed=1)[3]["input_ids"], batches[3]["input_ids"])
+    assert torch.equal(ShuffledBatches(examples, 4, seed=1)[3]["input_ids"], batches[3]["input_ids"])
     batch = examples.batch(np.array([2, 9]))
     assert batch["input_ids"].tolist() == [[2, 2, 2, 0, 0, 0, 0, 0], [9] * 8], "padded on the right, cut at the end"
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from accelerate import Accelerator
+from torch import nn
 from transformers.hf_argparser import HfArg
 
 from .checkpoints import publish
@@ -259,6 +261,16 @@ def _drop_what_is_not_needed(folder: Path, finished: list[Cell]) -> None:
             if cell is not setting.best_cell:
                 for weights in (folder / cell.name).glob("model*.safetensors"):
                     weights.unlink()
+
+
+def with_test_metrics(
+    result: TrainingResult, model: nn.Module, evaluate: Callable[[nn.Module, Accelerator], dict[str, float]]
+) -> TrainingResult:
+    """A cell's result with `test_loss` and `test_accuracy` of the model it ended with; `evaluate` as in `training.train`."""
+    accelerator = Accelerator()
+    measured = evaluate(model.to(accelerator.device).eval(), accelerator)
+    metrics = result.metrics | {f"test_{name}": measured[name] for name in ("loss", "accuracy")}
+    return dataclasses.replace(result, metrics=metrics)
 
 
 def publish_model(cell_folder: Path, output_dir: Path) -> None:

@@ -1,5 +1,8 @@
-"""What Long Range Arena runs gave: a table of accuracies, and learning curves (the S3Attention paper's Figure 3)."""
+"""What things trained alike gave, Long Range Arena's mixers for one: a table of accuracies, and learning curves (the S3Attention
+paper's Figure 3). An arm is one of the things compared."""
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
@@ -11,7 +14,23 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from .files import replacing
+from .files import replacing, write_text
+
+
+def arm_folder(folder: Path, label: str) -> Path:
+    """Where an arm is trained."""
+    return folder / re.sub(r"[^\w.]+", "-", label).strip("-")
+
+
+def write_report(folder: Path, title: str, results: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Writes `results.md`, `curves.png` and, with the facts, `all_results.json`.
+
+    Args:
+        results: by arm, as `lra_table` takes them.
+    """
+    write_text(folder / "results.md", f"# {title}\n\n{lra_table(results)}\n")
+    plot_learning_curves(folder / "curves.png", results, title)
+    write_text(folder / "all_results.json", json.dumps({**facts, "arms": results}, indent=1) + "\n")
 
 
 def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -23,8 +42,9 @@ def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     head = ["", "setting", "test accuracy", "seeds", "validation accuracy"]
     if any("self_pretrained" in result for result in results.values()):
         head.append("test accuracy after self-pretraining")
-    smoothness = sorted({key for result in results.values() for key in result if key.startswith("eval_incoherence")})
-    rows = [head + [key.removeprefix("eval_").replace("_", " ") for key in smoothness]]
+    cells = [cell for result in results.values() for setting in result["settings"] for cell in setting["cells"]]
+    smoothness = sorted({name for cell in cells for name in cell["metrics"] if name.startswith("incoherence")})
+    rows = [head + [name.replace("_", " ") for name in smoothness]]
     for name, result in results.items():
         after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
         for setting in result["settings"]:
@@ -33,8 +53,9 @@ def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
             row = [name, setting["name"], _spread(tests), each, _spread(_percentages(setting, "accuracy"))]
             if "self_pretrained" in result:
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
-            measured = ([cell["metrics"].get(key[5:]) for cell in setting["cells"]] for key in smoothness)
-            row += [f"{mean(filter(None, values)):.2f}" if any(values) else "" for values in measured]
+            for measure in smoothness:
+                values = [cell["metrics"][measure] for cell in setting["cells"] if measure in cell["metrics"]]
+                row.append(f"{mean(values):.2f}" if values else "")
             rows.append(row)
     rows.insert(1, ["---"] * len(rows[0]))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -18,7 +18,8 @@ from sklearn import metrics as sklearn_metrics
 from transformers import BertTokenizer
 
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, GlueMetric, MissingSplitError, average, load_task, shortfall, summary
-from s3bert.tasks.glue_batches import EncodedRows, GlueBatches, GlueEvaluation
+from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
+from s3bert.tasks.shuffled import ShuffledBatches
 
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -192,7 +193,7 @@ def test_batches_are_full_depend_on_seed_and_step_alone_and_use_all_rows_alike(
 ):
     rows = Dataset.from_dict({"sentence": pairs(number)["sentence1"], "label": list(range(number))})
     encoded = EncodedRows(rows, GLUE_TASKS["cola"], tokenizer, 24)  # labels that name their row
-    batches = GlueBatches(encoded, batch_size, seed=1, group_by_length=group_by_length)
+    batches = ShuffledBatches(encoded, batch_size, seed=1, group_by_length=group_by_length)
     assert len(batches) == -(-number // batch_size)
     steps = 2 * batches.window * len(batches)
     seen = [batches[step]["labels"].tolist() for step in range(steps)]
@@ -200,7 +201,7 @@ def test_batches_are_full_depend_on_seed_and_step_alone_and_use_all_rows_alike(
     counts = np.bincount(np.concatenate(seen), minlength=number)
     assert counts.max() - counts.min() <= 1
     assert batches[steps // 3]["labels"].tolist() == seen[steps // 3], "going back gives the same"
-    again, other = (GlueBatches(encoded, batch_size, seed, group_by_length) for seed in (1, 2))
+    again, other = (ShuffledBatches(encoded, batch_size, seed, group_by_length) for seed in (1, 2))
     assert again[steps - 1]["labels"].tolist() == seen[-1], "so does starting late"
     assert any(other[step]["labels"].tolist() != seen[step] for step in range(steps))
 
@@ -209,7 +210,7 @@ def test_grouping_by_length_saves_most_of_the_padding(tokenizer):
     encoded = EncodedRows(pairs(800), GLUE_TASKS["mrpc"], tokenizer, 48)
     padded = {}
     for group in (True, False):
-        batches = GlueBatches(encoded, 16, seed=0, group_by_length=group)
+        batches = ShuffledBatches(encoded, 16, seed=0, group_by_length=group)
         masks = [batches[step]["attention_mask"] for step in range(len(batches))]
         padded[group] = sum(int((mask == 0).sum()) for mask in masks)
         lengths = [mask.shape[1] for mask in masks]

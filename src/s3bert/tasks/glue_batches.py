@@ -1,4 +1,4 @@
-"""GLUE rows as a model sees them: tokenised, in training batches, and in an evaluation with its predictions.
+"""GLUE rows as a model sees them: tokenised, and in an evaluation with its predictions.
 
 B is a batch's rows, S its longest row in tokens, C the classifier's outputs.
 """
@@ -19,7 +19,6 @@ from .glue import GLUE_TASKS, GlueMetric, GlueTask
 
 
 _ROWS_AT_ONCE = 1_000
-_WINDOW_STEPS = 50  # batches whose rows are sorted by length together: enough for little padding, few for enough chance
 
 
 class EncodedRows:
@@ -80,45 +79,6 @@ class EncodedRows:
             for name, tokens in self.tokens.items()
         }
         return batch | {"attention_mask": torch.from_numpy(mask.astype(np.int64)), "labels": self.labels[chosen]}
-
-
-class GlueBatches:
-    """The global batches of a run, `[step]` a pure function of (seed, step); reshuffled epochs without partial batches.
-
-    Args:
-        rows: the training split. batch_size: rows of a global batch. seed: their order.
-        group_by_length: cut each stretch of 50 batches (an epoch, if that is shorter) of the shuffled rows by length, so that
-            little is padded; the batches of a stretch then come in random order. Every row comes as often as without.
-    """
-
-    def __init__(self, rows: EncodedRows, batch_size: int, seed: int, group_by_length: bool = True):
-        self.rows, self.batch_size, self.seed = rows, batch_size, seed
-        self.window = min(_WINDOW_STEPS, len(self)) if group_by_length else 1
-        self._cached: tuple[int, np.ndarray] = (-1, np.empty(0, int))
-
-    def __len__(self) -> int:
-        """Optimiser steps of an epoch."""
-        return -(-len(self.rows) // self.batch_size)
-
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
-        window, place = divmod(step, self.window)
-        if window != self._cached[0]:
-            self._cached = (window, self._order(window))
-        return self.rows.batch(self._cached[1][place])
-
-    def _order(self, window: int) -> np.ndarray:
-        """Row numbers of the batches of a window, (steps of a window, B)."""
-        size, total = self.window * self.batch_size, len(self.rows)
-        positions = np.arange(window * size, (window + 1) * size)  # in the endless sequence of shuffled epochs
-        chosen = np.empty(size, int)
-        for epoch in range(positions[0] // total, positions[-1] // total + 1):
-            inside = positions // total == epoch
-            permutation = np.random.default_rng([self.seed, epoch]).permutation(total)
-            chosen[inside] = permutation[positions[inside] % total]
-        if self.window == 1:
-            return chosen[None]
-        batches = chosen[np.argsort(self.rows.lengths[chosen], kind="stable")].reshape(self.window, -1)
-        return np.random.default_rng([self.seed, window, 1]).permutation(batches)
 
 
 def evaluation_batches(rows: EncodedRows, batch_size: int) -> Iterator[tuple[np.ndarray, dict[str, torch.Tensor]]]:

@@ -24,6 +24,7 @@ TOKENS = {
     for number, token in enumerate([*(f"[{operator}" for operator in OPERATORS), *"0123456789", "]"], start=1)
 }
 PADDING, UNKNOWN = 0, 16
+OFFICIAL_SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}  # rows
 HEADER = "Source\tTarget"
 
 OPERATOR_PROBABILITY = 0.25
@@ -167,7 +168,7 @@ def encode(expression: str) -> np.ndarray:
 
 def write_listops(
     folder: Path,
-    sizes: Mapping[str, int] = {"train": 96_000, "val": 2_000, "test": 2_000},
+    sizes: Mapping[str, int] = OFFICIAL_SIZES,
     seed: int = 0,
     **bounds: int,
 ) -> None:

@@ -4,6 +4,7 @@ Ids start at 1, and 0 is padding, on the right. Text and Retrieval are bytes + 1
 pixel counts as padding: what the released programs do (`zero_is_padding`), and what can be switched off. S is a sequence's length.
 """
 
+import copy
 import gzip
 import json
 import zipfile
@@ -17,6 +18,7 @@ import torch
 from .listops import read_listops
 from .mlm import Masking
 from .pathfinder import read_pathfinder
+from .shuffled import ShuffledBatches
 
 
 class Examples:
@@ -50,24 +52,26 @@ class Examples:
 
     def shifted(self) -> "Examples":
         """The same with all ids one larger, so that none is padding."""
-        return Examples(self._sequences(range(len(self.lengths)), 1), self.labels.numpy(), self.max_length, self.pair)
+        return self._with(self.tokens.astype(np.uint16) + np.uint16(1))
 
     def noisy(self, amplitude: float, seed: int) -> "Examples":
         """Grey values with uniform noise from -a to a added (Table 5), rounded and kept within 0..255."""
         noise = np.random.default_rng(seed).uniform(-amplitude, amplitude, len(self.tokens))
-        tokens = np.clip(np.rint(self.tokens + noise), 0, 255).astype(np.uint8)
-        return Examples(np.split(tokens, self.starts[1:]), self.labels.numpy(), self.max_length, self.pair)
+        return self._with(np.clip(np.rint(self.tokens + noise), 0, 255).astype(np.uint8))
 
     def take(self, count: int | None) -> "Examples":
         """The first so many examples; all of them where None."""
         if count is None or count >= len(self):
             return self
         rows = range(2 * count if self.pair else count)
-        return Examples(self._sequences(rows), self.labels[:count].numpy(), self.max_length, self.pair)
+        sequences = [self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]] for i in rows]
+        return Examples(sequences, self.labels[:count].numpy(), self.max_length, self.pair)
 
-    def _sequences(self, rows: range, added: int = 0) -> list[np.ndarray]:
-        tokens = self.tokens.astype(np.uint16) + np.uint16(added) if added else self.tokens
-        return [tokens[self.starts[i] : self.starts[i] + self.lengths[i]] for i in rows]
+    def _with(self, tokens: np.ndarray) -> "Examples":
+        """The same sequences of other tokens."""
+        other = copy.copy(self)
+        other.tokens = tokens
+        return other
 
 
 Read = Callable[[Path, int], dict[str, Examples]]
@@ -195,31 +199,8 @@ LRA_TASKS: Mapping[str, LraTask] = {
 }
 
 
-class LraBatches:
-    """The global batches of a run, `[step]` a pure function of (seed, step); reshuffled epochs without partial batches."""
-
-    def __init__(self, examples: Examples, batch_size: int, seed: int):
-        self.examples, self.batch_size, self.seed = examples, batch_size, seed
-        self._orders: dict[int, np.ndarray] = {}
-
-    def __len__(self) -> int:
-        """Optimiser steps of an epoch."""
-        return -(-len(self.examples) // self.batch_size)
-
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
-        places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        chosen = [self._order(place // len(self.examples))[place % len(self.examples)] for place in places]
-        return self.examples.batch(np.array(chosen))
-
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
-            self._orders[epoch] = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
-        return self._orders[epoch]
-
-
-class MaskedLraBatches(LraBatches):
-    """The same with masked tokens to predict, in place of classes; the two sequences of a pair are rows of their own.
+class MaskedLraBatches(ShuffledBatches):
+    """Shuffled batches with masked tokens to predict, in place of classes; the two sequences of a pair are rows of their own.
 
     Args:
         vocab_size: the task's ids; the next one stands for masked tokens.

@@ -36,6 +36,7 @@ from ..files import replacing, write_text
 
 GENERATOR_VERSION = 1  # raised when the same seed gives other pictures, so that no folder holds both
 MANIFEST = "pathfinder.json"
+OFFICIAL_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}  # pictures
 
 SIZE = 32
 LONG_PADDLES, SHORT_PADDLES, DISTRACTORS = 14, 4, 5
@@ -418,7 +419,7 @@ def _end_with_parent() -> None:
 
 def write_pathfinder(
     folder: Path,
-    sizes: Mapping[str, int] = {"train": 160_000, "val": 20_000, "test": 20_000},
+    sizes: Mapping[str, int] = OFFICIAL_SIZES,
     seed: int = 0,
     num_workers: int | None = None,
     shard_size: int = 1000,
