@@ -27,6 +27,7 @@ from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
+from s3bert.instability import instability
 from s3bert.lra_report import arm_folder, write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
@@ -79,6 +80,9 @@ class LraArguments:
     max_seq_length: int | None = HfArg(
         help="cut sequences to so many tokens; the task's length by default", default=None
     )
+    pad_to_max_length: bool = HfArg(
+        help="pad all batches to that length: one shape, for --torch_compile", default=False
+    )
     zero_is_padding: bool = HfArg(help="black pixels count as padding, as in the released programs", default=True)
     max_train_samples: int | None = HfArg(help="train on the first examples only", default=None)
     max_eval_samples: int | None = HfArg(help="evaluate on the first examples only", default=None)
@@ -93,6 +97,11 @@ class LraArguments:
     incoherence: bool = HfArg(
         help="measure how evenly the tokens of trained S3 models spread, before and after the Fourier convolution "
         "(Table 14)",
+        default=False,
+    )
+    instability: bool = HfArg(
+        help="measure how far small noise on the weights moves the logits, before training and after it (Skyformer's "
+        "Table 3)",
         default=False,
     )
     noise: list[float] = HfArg(
@@ -213,16 +222,19 @@ def run_arm(
             model = LraForSequenceClassification.from_pretrained(start, config=config)
         else:
             model = LraForSequenceClassification(config)
+        sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))["input_ids"]
+        probes = {"instability_before": instability(model.eval(), sample)} if arguments.instability else {}
         batches = ShuffledBatches(splits["train"], cell.global_batch_size(), cell.seed)
         validation = Evaluation(splits["validation"], cell.per_device_eval_batch_size)
         cell = replace(cell, save_steps=cell.save_steps or len(batches))
         result = train(model, batches, cell, validation)
         result = with_test_metrics(result, model, Evaluation(splits["test"], cell.per_device_eval_batch_size))
+        sample = sample.to(model.device)
+        if arguments.instability:
+            probes["instability_after"] = instability(model, sample)
         if arguments.incoherence:
-            sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))
-            measured = token_incoherence(model, sample["input_ids"].to(model.device))
-            result = replace(result, metrics=result.metrics | measured)
-        return result
+            probes |= token_incoherence(model, sample)
+        return replace(result, metrics=result.metrics | probes)
 
     rows = {name: len(examples) for name, examples in splits.items()}
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
@@ -242,6 +254,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         splits = task.read(Path(arguments.data_dir) / arguments.task_name, length)
     limits = dict.fromkeys(splits, arguments.max_eval_samples) | {"train": arguments.max_train_samples}
     splits = {name: examples.take(limits[name]) for name, examples in splits.items()}
+    for examples in splits.values():
+        examples.pad_to_max_length = arguments.pad_to_max_length
     top, results = Path(grid.output_dir), {}
     for arm in arguments.arms():
         logger.info("%s on %s", arm.label, arguments.task_name)

@@ -16,6 +16,7 @@ ALLOWED = {
     "micro_batches": set(),
     "lra_report": set(),
     "smoothness": {"models"},
+    "instability": set(),
     "jobs": set(),
     "table3": {"hub", "tasks"},
     "checkpoints": set(),

@@ -99,8 +99,8 @@ def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
     assert len(results["arms"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
 
 
-def test_self_pretraining_and_incoherence_have_columns_of_their_own(data, tmp_path):
-    words = ["--self_pretrain_epochs", "1", "--incoherence", "--hidden_size", "32", "--seed", "1"]
+def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(data, tmp_path):
+    words = ["--self_pretrain_epochs", "1", "--incoherence", "--instability", "--hidden_size", "32", "--seed", "1"]
     (result,) = run(data, tmp_path, *words)["arms"].values()
     assert (
         result["self_pretrained"]["settings"][0]["cells"][0]["metrics"] != result["settings"][0]["cells"][0]["metrics"]
@@ -108,6 +108,7 @@ def test_self_pretraining_and_incoherence_have_columns_of_their_own(data, tmp_pa
     head, _, row = (tmp_path / "results.md").read_text().splitlines()[2:5]
     titles = [title.strip() for title in head.split("|")[1:-1]]
     assert titles[5:7] == ["test accuracy after self-pretraining", "incoherence after 16"]
+    assert titles[-2:] == ["instability after", "instability before"]
     assert all(cell.strip() for cell in row.split("|")[1:-1])
     assert list(tmp_path.glob("**/self-pretrained/*/model.safetensors"))
 
@@ -151,6 +152,8 @@ def test_batches_are_a_function_of_seed_and_step_and_visit_everything_once_an_ep
     assert torch.equal(ShuffledBatches(examples, 4, seed=1)[3]["input_ids"], batches[3]["input_ids"])
     batch = examples.batch(np.array([2, 9]))
     assert batch["input_ids"].tolist() == [[2, 2, 2, 0, 0, 0, 0, 0], [9] * 8], "padded on the right, cut at the end"
+    examples.pad_to_max_length = True
+    assert examples.batch(np.array([2, 3]))["input_ids"].tolist() == [[2] * 3 + [0] * 5, [3] * 4 + [0] * 4]
 
 
 def test_noise_and_shift_change_pixels_as_they_say():

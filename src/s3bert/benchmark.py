@@ -23,7 +23,7 @@ from transformers.hf_argparser import HfArg
 
 from .config import close_match
 from .measure import Mode, interleaved_seconds, keep_freed_memory, make_step, peak_memory, release_memory
-from .peers import PEERS, EncoderSize, UnsuitableError, build_peer
+from .peers import ENCODERS, PEERS, EncoderSize, UnsuitableError, build_peer
 from .profiling import profile_step
 from .speed_results import Record, SpeedResults
 
@@ -39,7 +39,10 @@ _FREE = {"models", "lengths", "modes", "memory", "profile", "output_dir"}
 class BenchmarkConfig:
     """What is measured, on which batches and how often."""
 
-    models: list[str] = HfArg(help="names; a wrong one lists them", default_factory=lambda: list(PEERS))
+    models: list[str] = HfArg(
+        help="names; a wrong one lists them. By default all but lra-*, the mixers in Long Range Arena's encoder",
+        default_factory=lambda: list(ENCODERS),
+    )
     lengths: list[int] = HfArg(help="tokens of a sequence", default_factory=lambda: [128, 512, 2048])
     modes: list[str] = HfArg(
         help="inference: forward; training: forward and backward; training_step: with clipping and AdamW",

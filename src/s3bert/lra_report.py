@@ -43,8 +43,9 @@ def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     if any("self_pretrained" in result for result in results.values()):
         head.append("test accuracy after self-pretraining")
     cells = [cell for result in results.values() for setting in result["settings"] for cell in setting["cells"]]
-    smoothness = sorted({name for cell in cells for name in cell["metrics"] if name.startswith("incoherence")})
-    rows = [head + [name.replace("_", " ") for name in smoothness]]
+    probes = ("incoherence", "instability")
+    measures = sorted({name for cell in cells for name in cell["metrics"] if name.startswith(probes)})
+    rows = [head + [name.replace("_", " ") for name in measures]]
     for name, result in results.items():
         after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
         for setting in result["settings"]:
@@ -53,9 +54,9 @@ def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
             row = [name, setting["name"], _spread(tests), each, _spread(_percentages(setting, "accuracy"))]
             if "self_pretrained" in result:
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
-            for measure in smoothness:
+            for measure in measures:
                 values = [cell["metrics"][measure] for cell in setting["cells"] if measure in cell["metrics"]]
-                row.append(f"{mean(values):.2f}" if values else "")
+                row.append(f"{mean(values):.3g}" if values else "")
             rows.append(row)
     rows.insert(1, ["---"] * len(rows[0]))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

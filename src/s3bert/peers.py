@@ -27,8 +27,11 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from .models.configuration_lra import LraConfig
 from .models.configuration_ponet import PoNetConfig
 from .models.configuration_s3bert import S3BertConfig
+from .models.mixers import MIXERS
+from .models.modeling_lra import LraModel
 from .models.modeling_ponet import PoNetModel
 from .models.modeling_s3bert import S3BertModel
 
@@ -178,6 +181,14 @@ def _ponet(size: EncoderSize, length: int) -> PreTrainedModel:
     return PoNetModel(config, add_pooling_layer=False)
 
 
+def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
+    """The Long Range Arena encoder around a mixer with its own settings, S3's those of the size."""
+    of_s3 = {name: getattr(size, name) for name in ("num_segments", "num_row_samples", "num_column_samples")}
+    of_s3 |= {"smoother_norm": size.smoother_norm, "smoother_dropout": size.dropout}
+    fields = {name: value for name, value in _fields(size, length).items() if name != "hidden_act"}
+    return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
+
+
 PEERS: dict[str, Peer] = {
     "s3bert": Peer(_s3bert),
     "s3bert-direct": Peer(partial(_s3bert, attention_form="direct", smoother_form="direct")),
@@ -197,3 +208,5 @@ PEERS: dict[str, Peer] = {
     ),
     "ponet": Peer(_ponet, "a whole sequence is one segment: no token is taken for [CLS] or [SEP]"),
 }
+ENCODERS = tuple(PEERS)  # of text
+PEERS |= {f"lra-{mixer}": Peer(partial(_lra, mixer=mixer)) for mixer in MIXERS}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 
 from .configuration_lra import LraConfig
 from .mixers import build_mixer
@@ -57,7 +57,7 @@ class LraPreTrainedModel(PreTrainedModel):
 
 
 class LraModel(LraPreTrainedModel):
-    """The encoder: ids (B, S) to states (B, S, H), zero at padding, and the mask (B, S)."""
+    """The encoder: ids (B, S) to `last_hidden_state` (B, S, H), zero at padding."""
 
     def __init__(self, config: LraConfig):
         super().__init__(config)
@@ -68,9 +68,11 @@ class LraModel(LraPreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_init()
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """True at real tokens, (B, S); read from the ids where none is given."""
+        return input_ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         """
         Raises:
             ValueError: the sequence is longer than the task's.
@@ -82,11 +84,11 @@ class LraModel(LraPreTrainedModel):
                 "build the model with a larger max_position_embeddings."
             )
         input_ids = input_ids.long()  # they may come as bytes
-        mask = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
+        mask = self.mask(input_ids, attention_mask)
         states = self.dropout(self.word_embeddings(input_ids) + self.position_embeddings.weight[:length])
         for layer in self.layers:
             states = layer(states, mask)
-        return zero_padding(self.norm(states), mask), mask
+        return BaseModelOutput(last_hidden_state=zero_padding(self.norm(states), mask))
 
 
 class LraForSequenceClassification(LraPreTrainedModel):
@@ -121,8 +123,9 @@ class LraForSequenceClassification(LraPreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def _pool(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        states, mask = self.encoder(input_ids, attention_mask)
-        total = at_least_float32(states).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        states = self.encoder(input_ids, attention_mask).last_hidden_state
+        count = self.encoder.mask(input_ids, attention_mask).sum(1, keepdim=True)
+        total = at_least_float32(states).sum(1) / count.clamp(min=1)
         return total.to(states.dtype)  # (B, H)
 
 
@@ -147,8 +150,7 @@ class LraForMaskedLM(LraPreTrainedModel):
         labels: torch.Tensor | None = None,
     ) -> MaskedLMOutput:
         """Logits (B, S, vocab_size); the loss is the mean cross entropy over labels that are not -100."""
-        states, _ = self.encoder(input_ids, attention_mask)
-        logits = self.decoder(states)
+        logits = self.decoder(self.encoder(input_ids, attention_mask).last_hidden_state)
         loss = None if labels is None else F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
 

@@ -22,7 +22,8 @@ from .shuffled import ShuffledBatches
 
 
 class Examples:
-    """Sequences of ids, kept as one array of bytes, and their labels.
+    """Sequences of ids, kept as one array of bytes, and their labels; batches are padded to their longest sequence, or all
+    to the same length where `pad_to_max_length` is set.
 
     Args:
         sequences: (S,) arrays of ids; two an example, one after the other, if `pair`. labels: (examples,).
@@ -35,15 +36,16 @@ class Examples:
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.tokens = np.concatenate(sequences)
         self.labels, self.max_length, self.pair = torch.from_numpy(labels.astype(np.int64)), max_length, pair
+        self.pad_to_max_length = False
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
-        """`input_ids` (B, S) or (B, 2, S), padded to the longest, and `labels` (B,) of the examples of those numbers."""
+        """`input_ids` (B, S) or (B, 2, S) and `labels` (B,) of the examples of those numbers."""
         rows = (2 * chosen[:, None] + np.arange(2)).ravel() if self.pair else chosen
         lengths = self.lengths[rows]
-        offsets = np.arange(max(1, lengths.max()))
+        offsets = np.arange(self.max_length if self.pad_to_max_length else max(1, lengths.max()))
         places = np.where(offsets < lengths[:, None], self.starts[rows, None] + offsets, 0)
         ids = np.where(offsets < lengths[:, None], self.tokens[places], 0)
         if self.pair:
