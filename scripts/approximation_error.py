@@ -126,9 +126,15 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
         errors[name].append({"length": length, "size": size, "errors": draws})
     folder = Path(arguments.output_dir)
     save_arguments(folder / "arguments.yaml", arguments)
-    write_text(folder / "results.md", f"{table(errors)}\n")
+    title = "error of approximations"
+    description = (
+        f"|approximation - matrix| / |matrix| in the spectral norm, mean of {arguments.num_draws} draws of normal queries and keys "
+        f"of scale {arguments.scale:g} and size {arguments.head_size}, by sketch size."
+    )
+    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{table(errors)}\n")
     plot(folder / "errors.png", errors)
-    write_text(folder / "all_results.json", json.dumps(asdict(arguments) | {"errors": errors}, indent=1) + "\n")
+    content = {"title": title, "description": description, **asdict(arguments), "errors": errors}
+    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
     print(table(errors))
     return errors
 

@@ -94,8 +94,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         }
         results[text] = grid_results(run_grid(replace(grid, output_dir=str(folder)), identity, train_cell))
         if process_state().is_main_process:
-            facts = {"length": arguments.length, "num_symbols": arguments.num_symbols}
-            write_report(top, f"copying words of {arguments.length // 2 - 1} symbols", results, facts)
+            write_report(
+                top,
+                f"copying words of {arguments.length // 2 - 1} symbols",
+                f"Sequences of {arguments.length} tokens, {arguments.num_symbols} symbols, causal mixers; "
+                f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}. Accuracies are those of a word's symbols.",
+                results,
+                {"length": arguments.length, "num_symbols": arguments.num_symbols},
+            )
             save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()
     print((top / "results.md").read_text(encoding="utf-8"))

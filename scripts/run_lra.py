@@ -28,6 +28,7 @@ from transformers.hf_argparser import HfArg
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
 from s3bert.instability import instability
+from s3bert.lra_published import published_accuracy, published_change, published_under_noise
 from s3bert.lra_report import arm_folder, write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
@@ -131,6 +132,19 @@ class LraArguments:
             raise ValueError(f"self_pretrain_epochs = {self.self_pretrain_epochs}: give 0 for none, or more.")
         if sum((self.ablate, self.vary is not None, bool(self.noise))) > 1:
             raise ValueError("Give one of --ablate, --vary and --noise at a time.")
+
+    @property
+    def comparison(self) -> str:
+        """Of what: mixers, parts, noise, or one of VARIED."""
+        return "parts" if self.ablate else self.vary or ("noise" if self.noise else "mixers")
+
+    def published(self, arm: Arm) -> str:
+        """What the papers give for an arm; nothing where none of them does."""
+        if self.comparison == "parts":
+            return published_change(self.task_name, arm.label)
+        if self.comparison == "noise":
+            return published_under_noise(self.task_name, arm.mixer, arm.noise)
+        return published_accuracy(self.task_name, arm.mixer) if self.comparison == "mixers" else ""
 
     def arms(self) -> Iterator[Arm]:
         """What is compared."""
@@ -265,7 +279,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             again = replace(grid, output_dir=str(folder / "after-self-pretraining"))
             results[arm.label]["self_pretrained"] = grid_results(run_arm(arguments, splits, arm, again, epochs))
         if process_state().is_main_process:
-            write_report(top, arguments.task_name, results, {"task": arguments.task_name})
+            facts = {"task": arguments.task_name, "comparison": arguments.comparison}
+            facts |= {"length": length, "rows": {name: len(examples) for name, examples in splits.items()}}
+            write_report(
+                top,
+                f"{arguments.task_name}: {arguments.comparison}",
+                f"Sequences of up to {length:,} tokens; {', '.join(f'{n:,} for {s}' for s, n in facts['rows'].items())}. "
+                f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}.",
+                results,
+                facts,
+                against="whole" if arguments.ablate else None,
+                published={arm.label: text for arm in arguments.arms() if (text := arguments.published(arm))},
+            )
             save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()
     print((top / "results.md").read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ ALLOWED = {
     "grid": {"training", "checkpoints"},
     "micro_batches": set(),
     "lra_report": set(),
+    "lra_published": set(),
     "smoothness": {"models"},
     "instability": set(),
     "jobs": set(),

@@ -79,7 +79,12 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
     assert times == {file: file.stat().st_mtime_ns for file in times}
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     rows = (tmp_path / "results.md").read_text().splitlines()
-    assert [row.split("|")[1].strip() for row in rows[4:]] == list(run_lra.ABLATIONS)
+    table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows if row.startswith("|")]
+    assert table[0][3:5] == ["against whole", "published"]
+    assert [row[0] for row in table[2:]] == list(run_lra.ABLATIONS)
+    assert table[2][3:5] == ["", ""]
+    assert float(table[3][3]) == pytest.approx(float(table[3][2][:5]) - float(table[2][2][:5]), abs=0.02)
+    assert table[3][4] == "-0.47"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +110,9 @@ def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(
     assert (
         result["self_pretrained"]["settings"][0]["cells"][0]["metrics"] != result["settings"][0]["cells"][0]["metrics"]
     )
-    head, _, row = (tmp_path / "results.md").read_text().splitlines()[2:5]
+    head, _, row = (tmp_path / "results.md").read_text().splitlines()[4:7]
     titles = [title.strip() for title in head.split("|")[1:-1]]
-    assert titles[5:7] == ["test accuracy after self-pretraining", "incoherence after 16"]
+    assert titles[6:8] == ["test accuracy after self-pretraining", "incoherence after 16"]
     assert titles[-2:] == ["instability after", "instability before"]
     assert all(cell.strip() for cell in row.split("|")[1:-1])
     assert list(tmp_path.glob("**/self-pretrained/*/model.safetensors"))

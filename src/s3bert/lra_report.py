@@ -22,36 +22,60 @@ def arm_folder(folder: Path, label: str) -> Path:
     return folder / re.sub(r"[^\w.]+", "-", label).strip("-")
 
 
-def write_report(folder: Path, title: str, results: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+def write_report(
+    folder: Path,
+    title: str,
+    description: str,
+    results: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    against: str | None = None,
+    published: Mapping[str, str] | None = None,
+) -> None:
     """Writes `results.md`, `curves.png` and, with the facts, `all_results.json`.
 
     Args:
-        results: by arm, as `lra_table` takes them.
+        description: what was trained on what, in a sentence.
+        results, against, published: as `lra_table` takes them.
     """
-    write_text(folder / "results.md", f"# {title}\n\n{lra_table(results)}\n")
+    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{lra_table(results, against, published)}\n")
     plot_learning_curves(folder / "curves.png", results, title)
-    write_text(folder / "all_results.json", json.dumps({**facts, "arms": results}, indent=1) + "\n")
+    content = {"title": title, "description": description, **facts, "arms": results}
+    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
 
 
-def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+def lra_table(
+    results: Mapping[str, Mapping[str, Any]], against: str | None = None, published: Mapping[str, str] | None = None
+) -> str:
     """A Markdown table of all arms and settings: accuracies times 100, mean and standard deviation over seeds.
 
     Args:
         results: by arm, as `grid.grid_results` gives them; cells' metrics hold `test_accuracy`.
+        against: the arm from which the others' test accuracies are subtracted, setting by setting, in a column of its own.
+        published: by arm, what a paper gives, for a column of its own: an accuracy, or a change where `against` is given.
     """
-    head = ["", "setting", "test accuracy", "seeds", "validation accuracy"]
+    head = ["", "setting", "test accuracy"]
+    head += [f"against {against}"] if against else []
+    head += ["published"] if published else []
+    head += ["seeds", "validation accuracy"]
     if any("self_pretrained" in result for result in results.values()):
         head.append("test accuracy after self-pretraining")
     cells = [cell for result in results.values() for setting in result["settings"] for cell in setting["cells"]]
     probes = ("incoherence", "instability")
     measures = sorted({name for cell in cells for name in cell["metrics"] if name.startswith(probes)})
     rows = [head + [name.replace("_", " ") for name in measures]]
+    wholes = results[against]["settings"] if against in results else []
+    base = {whole["name"]: mean(tests) for whole in wholes if (tests := _percentages(whole, "test_accuracy"))}
     for name, result in results.items():
         after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
         for setting in result["settings"]:
             tests = _percentages(setting, "test_accuracy")
-            each = ", ".join(f"{value:.2f}" for value in tests)
-            row = [name, setting["name"], _spread(tests), each, _spread(_percentages(setting, "accuracy"))]
+            row = [name, setting["name"], _spread(tests)]
+            if against:
+                comparable = tests and name != against and setting["name"] in base
+                row.append(f"{mean(tests) - base[setting['name']]:+.2f}" if comparable else "")
+            if published:
+                row.append(published.get(name, ""))
+            row += [", ".join(f"{value:.2f}" for value in tests), _spread(_percentages(setting, "accuracy"))]
             if "self_pretrained" in result:
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
             for measure in measures:
@@ -60,6 +84,11 @@ def lra_table(results: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append(row)
     rows.insert(1, ["---"] * len(rows[0]))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def measured_accuracy(result: Mapping[str, Any]) -> str:
+    """An arm's accuracy on the test split times 100, mean and standard deviation over the seeds of its best setting."""
+    return _spread(_percentages(result["settings"][0], "test_accuracy"))
 
 
 def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
