@@ -6,12 +6,13 @@ re-creation from a description of the drawing, not the released pictures, which 
 may be compared with one another, and with published ones only with that said.
 
 A picture shows two long curves of 14 dashes ("paddles"), up to five short ones of 4, and two discs. A curve grows
-paddle by paddle where the occupancy of the picture leaves room; a long pair that is stuck is begun again, dozens of times
+paddle by paddle where the occupancy of the picture leaves room; a long pair that is stuck is begun again, hundreds of times
 a picture. So the occupancy alone is kept up while curves grow, and the picture is drawn at the end.
 
 Angles are in radians from the axis of columns towards that of rows, lengths in pixels, positions (row, column).
 """
 
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,6 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from tqdm.auto import tqdm
 from ..files import replacing, write_text
 
 
-GENERATOR_VERSION = 1  # raised when the same seed gives other pictures, so that no folder holds both
+GENERATOR_VERSION = 2  # raised when the same seed gives other pictures, so that no folder holds both
 MANIFEST = "pathfinder.json"
 OFFICIAL_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}  # pictures
 
@@ -172,24 +172,28 @@ def _candidates(angle: float) -> tuple[_Candidate, ...]:
 
 @cache
 def _footprint(angle: float) -> tuple[tuple[int, int], ...]:
-    """The pixels, from the start of a curve, that must be free for it to start with this angle.
+    """The pixels, from the start of a curve, that must be free for it to start with this angle; none if it never may.
 
-    The description sets the stamp one pixel off the centre of a square that cuts it; both are kept.
+    The original sets the stamp one pixel off the centre of a square that cuts it, and dilates the occupancy with that. Where
+    the square's pixels lie to one side, all of them fall outside the picture at one of its corners; its library then returns
+    the least number there is, which the search for free pixels takes for a failure. So most angles never start a curve.
     """
     half = LENGTH + MARGIN
     square = _stamp(angle).occupancy[: 2 * half + 1, : 2 * half + 1]
-    return tuple(map(tuple, np.argwhere(square == FULL) - half))
+    pixels = np.argwhere(square == FULL) - half
+    at_corners = [((pixels * inwards) >= 0).all(1).any() for inwards in itertools.product((1, -1), repeat=2)]
+    return tuple(map(tuple, pixels)) if all(at_corners) else ()
 
 
 @cache
 def _central_starts(angle: float) -> tuple[tuple[int, int], ...]:
     """Where the first long curve may start with this angle: its footprint stays within what `DISTANCE` leaves at the centre."""
-    centre = range(2 * DISTANCE, SIZE - 2 * DISTANCE)
+    centre, footprint = range(2 * DISTANCE, SIZE - 2 * DISTANCE), _footprint(angle)
     return tuple(
         (row, column)
         for row in range(SIZE)
         for column in range(SIZE)
-        if all(row + down in centre and column + right in centre for down, right in _footprint(angle))
+        if footprint and all(row + down in centre and column + right in centre for down, right in footprint)
     )
 
 
@@ -216,6 +220,8 @@ class _Board:
 
     def starts(self, angle: float) -> np.ndarray:
         """Where a distractor may start with this angle, counted along the rows of the picture."""
+        if not _footprint(angle):
+            return np.empty(0, int)
         inside = np.pad(self.taken[INSIDE, INSIDE], BORDER)  # without what stamps left outside
         shifted = [
             inside[BORDER + down : BORDER + down + SIZE, BORDER + right : BORDER + right + SIZE]
@@ -255,7 +261,7 @@ class _Curve:
         pivot = (row + BORDER) * WIDTH + column + BORDER
         candidates = _candidates(self.angle)
         near, taken = board.flat_near, board.flat_taken
-        sums = list(accumulate([one.weight * (FULL - near[pivot + one.place]) for one in candidates]))
+        sums = list(itertools.accumulate([one.weight * (FULL - near[pivot + one.place]) for one in candidates]))
         if sums[-1] < LEAST_WEIGHT * FULL:
             return False
         for _ in range(PADDLE_DRAWS):
