@@ -14,10 +14,10 @@ from pathlib import Path
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script
-from s3bert.tasks import listops, pathfinder
+from s3bert.tasks import listops, pathfinder_files
 
 
-OFFICIAL_SIZES = {"listops": listops.OFFICIAL_SIZES, "pathfinder": pathfinder.OFFICIAL_SIZES}
+OFFICIAL_SIZES = {"listops": listops.OFFICIAL_SIZES, "pathfinder": pathfinder_files.OFFICIAL_SIZES}
 
 
 @dataclass
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> Path:
     if arguments.task_name == "listops":
         listops.write_listops(folder, sizes, arguments.seed)
     else:
-        pathfinder.write_pathfinder(folder, sizes, arguments.seed, arguments.num_workers)
+        pathfinder_files.write_pathfinder(folder, sizes, arguments.seed, arguments.num_workers)
     print(f"{folder}: {', '.join(f'{name} {count:,}' for name, count in sizes.items())}")
     return folder
 

@@ -24,9 +24,8 @@ from s3bert.tasks.pathfinder import (
     _stamp,
     draw_picture,
     draw_scene,
-    read_pathfinder,
-    write_pathfinder,
 )
+from s3bert.tasks.pathfinder_files import read_pathfinder, write_pathfinder
 
 
 processes = multiprocessing.get_context("fork")  # the child starts at once; its own workers are spawned

@@ -17,7 +17,7 @@ import torch
 
 from .listops import read_listops
 from .mlm import Masking
-from .pathfinder import read_pathfinder
+from .pathfinder_files import read_pathfinder
 from .shuffled import ShuffledBatches
 
 
