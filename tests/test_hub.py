@@ -26,7 +26,8 @@ AUTO_CLASSES = {
     "multiple_choice": "AutoModelForMultipleChoice",
 }
 SHARED_CODE = {"configuration_encoder.py", "encoder.py", "heads.py", "numerics.py"}
-S3_CODE = {"configuration_s3bert.py", "modeling_s3bert.py", "mixer_s3.py", "fast_s3.py", "position_norm.py"}
+S3_PARTS = {"smoother.py", "skeleton_attention.py", "fast_s3.py", "position_norm.py"}
+S3_CODE = {"configuration_s3bert.py", "modeling_s3bert.py"} | S3_PARTS
 CODE = {
     "s3bert": SHARED_CODE | S3_CODE,
     "ponet": SHARED_CODE | {"configuration_ponet.py", "modeling_ponet.py", "mixer_ponet.py"},

@@ -57,7 +57,7 @@ def pretrain(corpus: Path, folder: Path, *words: str, size: str = SIZE):
 def test_a_pretraining_run_leaves_a_complete_hub_repository(pretrained, corpus):
     files = {path.name for path in pretrained.iterdir()}
     expected = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
-    expected |= {"modeling_s3bert.py", "configuration_s3bert.py", "mixer_s3.py"}
+    expected |= {"modeling_s3bert.py", "configuration_s3bert.py", "smoother.py"}
     assert files >= expected | {"log.jsonl", "losses.png", "arguments.yaml", "all_results.json"}
     assert not [path for path in pretrained.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from .models.mixer_s3 import Smoother
 from .models.numerics import zero_padding
+from .models.smoother import Smoother
 
 
 def incoherence(matrix: torch.Tensor, rank: int) -> float:

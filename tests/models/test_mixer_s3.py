@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from s3bert.models.mixer_s3 import SkeletonAttention, Smoother
 from s3bert.models.position_norm import PositionBatchNorm
+from s3bert.models.skeleton_attention import SkeletonAttention
+from s3bert.models.smoother import Smoother
 
 
 HIDDEN, SEGMENTS, HEADS = 12, 4, 2

@@ -1,4 +1,5 @@
-"""S3Attention in fewer operations: exact re-associations of the direct forms in mixer_s3.py, and the rule that picks one.
+"""S3Attention in fewer operations: exact re-associations of the direct forms in smoother.py and skeleton_attention.py, and the
+rule that picks one.
 
     low-rank attention  skeleton attention mixes s1 + s2 vectors a head, so no H x H projection has to touch every token
     skip-KV attention   full queries, but keys and values only where they are read: s1 tokens and s2 channels

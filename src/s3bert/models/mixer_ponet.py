@@ -103,3 +103,30 @@ def local_max(states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor
         states = states.masked_fill(~pooled[..., None], -math.inf)
     maxima = F.max_pool1d(states.transpose(1, 2), kernel_size=3, stride=1, padding=1).transpose(1, 2)
     return maxima if pooled is None else maxima.masked_fill(~pooled[..., None], 0)
+
+
+class PoNetMixer(nn.Module):
+    """PoNet's pooling over equal segments of the longest sequence, and the output projection.
+
+    Args:
+        hidden_size, num_heads, max_length, dropout: the contract's; the authors have no dropout here.
+        num_segments: m; a segment has floor(N / m) + 1 tokens, N = max_length, as in the authors' program.
+
+    Raises:
+        ValueError: m is not between 1 and N.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, max_length: int, dropout: float = 0.0, num_segments: int = 64):
+        super().__init__()
+        if not 1 <= num_segments <= max_length:
+            raise ValueError(f"num_segments = {num_segments}: give between 1 and max_length = {max_length}.")
+        self.segment_length = max_length // num_segments + 1
+        self.pooling = PoolingMixer(hidden_size, num_heads)
+        self.output = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, S, H) -> (B, S, H), zero at padding."""
+        batch, length, _ = hidden_states.shape
+        segments = (torch.arange(length, device=hidden_states.device) // self.segment_length).expand(batch, -1)
+        mixed, _ = self.pooling(hidden_states, mask, segments)
+        return zero_padding(self.output(mixed), mask)

@@ -1,4 +1,4 @@
-"""S3BERT: BERT with its self-attention swapped for S3Attention (mixer_s3.py), and the usual heads.
+"""S3BERT: BERT with its self-attention swapped for S3Attention (smoother.py, skeleton_attention.py), and the usual heads.
 
     x -> Smoother -> z -> Q, K, V -> skeleton attention -> linear -> dropout -> LayerNorm(x + .) -> feed-forward
 
@@ -23,8 +23,9 @@ from .heads import (
     TokenClassification,
     tied_decoder,
 )
-from .mixer_s3 import SkeletonAttention, Smoother
 from .position_norm import PositionBatchNorm, repeat_cyclically
+from .skeleton_attention import SkeletonAttention
+from .smoother import Smoother
 
 
 logger = logging.get_logger(__name__)
