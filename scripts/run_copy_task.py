@@ -18,8 +18,8 @@ from accelerate.utils import set_seed
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.grid import GridConfig, grid_results, run_grid, with_test_metrics
-from s3bert.lra_report import arm_folder, write_report
+from s3bert.grid import GridConfig, arm_folder, grid_results, run_grid, with_test_metrics
+from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
 from s3bert.models.modeling_lra import LraForMaskedLM

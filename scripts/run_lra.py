@@ -26,10 +26,10 @@ from torch.nn import functional as F
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
+from s3bert.grid import GridConfig, Setting, arm_folder, grid_results, run_grid, with_test_metrics
 from s3bert.instability import instability
 from s3bert.lra_published import published_accuracy, published_change, published_under_noise
-from s3bert.lra_report import arm_folder, write_report
+from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification

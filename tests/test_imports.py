@@ -16,6 +16,7 @@ ALLOWED = {
     "micro_batches": set(),
     "lra_report": set(),
     "lra_published": set(),
+    "forecast_report": set(),
     "smoothness": {"models"},
     "instability": set(),
     "jobs": set(),

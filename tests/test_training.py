@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -334,6 +335,25 @@ def test_early_stopping_waits_its_patience_and_saves(tmp_path):
     )
     assert result.step == 6, "best at step 2, then two evaluations without a better one"
     assert damage(tmp_path / "checkpoint-6") is None
+
+
+def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoints_are_kept(tmp_path):
+    """The highest loss is called best here, which is the first one's."""
+    config = TrainingConfig(
+        output_dir=str(tmp_path), max_train_steps=12, eval_steps=3, save_total_limit=1, learning_rate=3e-3,
+        load_best_model_at_end=True, greater_is_better=True, report_to="none",
+    )  # fmt: skip
+    model = S3BertForMaskedLM(S3BertConfig(**SIZES))
+    masking = Masking.for_tokenizer(tokenizer())
+    held_out = HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10)
+    result = train(model, MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), 0), config, held_out)
+    losses = [record["eval_loss"] for record in result.history if "eval_loss" in record]
+    assert len(losses) == 4
+    assert result.metrics["loss"] == losses[0] == max(losses) > min(losses)
+    assert held_out(model.eval(), Accelerator())["loss"] == pytest.approx(losses[0], rel=1e-6), "in memory"
+    assert [folder.name for folder in all_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-12"]
+    published = (tmp_path / "model.safetensors").read_bytes()
+    assert published == (tmp_path / "checkpoint-3" / "model.safetensors").read_bytes()
 
 
 def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path):

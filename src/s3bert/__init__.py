@@ -1,14 +1,16 @@
-"""S3BERT, BERT with S3Attention, the PoNet it is compared with, and the Long Range Arena encoder; importing registers all with
-Transformers' auto classes."""
+"""S3BERT, BERT with S3Attention, the PoNet it is compared with, the Long Range Arena encoder and the S3 forecaster; importing
+registers all with Transformers' auto classes."""
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
 from .models import modeling_ponet, modeling_s3bert
 from .models.configuration_encoder import CLASS_SUFFIXES
+from .models.configuration_forecast import S3ForecastConfig
 from .models.configuration_lra import LraConfig
 from .models.configuration_ponet import PoNetConfig
 from .models.configuration_s3bert import S3BertConfig
+from .models.modeling_forecast import S3ForecastModel
 from .models.modeling_lra import LraForMaskedLM, LraForSequenceClassification, LraModel
 from .models.modeling_ponet import (
     PoNetForMaskedLM,
@@ -42,6 +44,9 @@ transformers.AutoModel.register(LraConfig, LraModel)
 transformers.AutoModelForMaskedLM.register(LraConfig, LraForMaskedLM)
 transformers.AutoModelForSequenceClassification.register(LraConfig, LraForSequenceClassification)
 
+AutoConfig.register(S3ForecastConfig.model_type, S3ForecastConfig)
+transformers.AutoModel.register(S3ForecastConfig, S3ForecastModel)
+
 __all__ = [
     "LraConfig",
     "LraForMaskedLM",
@@ -63,5 +68,7 @@ __all__ = [
     "S3BertForTokenClassification",
     "S3BertModel",
     "S3BertPreTrainedModel",
+    "S3ForecastConfig",
+    "S3ForecastModel",
     "__version__",
 ]

@@ -136,13 +136,15 @@ def find_checkpoint(output_dir: Path, which: str) -> Path | None:
     return None
 
 
-def rotate(output_dir: Path, limit: int | None) -> None:
-    """Removes the oldest checkpoints, and what an interrupted write left behind, so that `limit` remain."""
+def rotate(output_dir: Path, limit: int | None, kept: int | None = None) -> None:
+    """Removes the oldest checkpoints, and what an interrupted write left behind, so that `limit` remain; that of the step
+    `kept` remains besides."""
     for leftover in output_dir.glob(".checkpoint-*.unfinished"):
         shutil.rmtree(leftover, ignore_errors=True)
     if limit:
         for folder in all_checkpoints(output_dir)[:-limit]:
-            shutil.rmtree(folder)
+            if folder.name != f"checkpoint-{kept}":
+                shutil.rmtree(folder)
 
 
 def publish(folder: Path, output_dir: Path, left_out: Collection[str] = (MANIFEST, OPTIMIZER, STATE)) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -263,13 +264,18 @@ def _drop_what_is_not_needed(folder: Path, finished: list[Cell]) -> None:
                     weights.unlink()
 
 
+def arm_folder(folder: Path, label: str) -> Path:
+    """Where the grid of one of several compared things is trained, by the thing's label."""
+    return folder / re.sub(r"[^\w.]+", "-", label).strip("-")
+
+
 def with_test_metrics(
     result: TrainingResult, model: nn.Module, evaluate: Callable[[nn.Module, Accelerator], dict[str, float]]
 ) -> TrainingResult:
-    """A cell's result with `test_loss` and `test_accuracy` of the model it ended with; `evaluate` as in `training.train`."""
+    """A cell's result with each metric of `evaluate`, as in `training.train`, as `test_...` of the model it ended with."""
     accelerator = Accelerator()
     measured = evaluate(model.to(accelerator.device).eval(), accelerator)
-    metrics = result.metrics | {f"test_{name}": measured[name] for name in ("loss", "accuracy")}
+    metrics = result.metrics | {f"test_{name}": value for name, value in measured.items() if name != "score"}
     return dataclasses.replace(result, metrics=metrics)
 
 

@@ -2,7 +2,6 @@
 paper's Figure 3). An arm is one of the things compared."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,11 +14,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from .files import replacing, write_text
-
-
-def arm_folder(folder: Path, label: str) -> Path:
-    """Where an arm is trained."""
-    return folder / re.sub(r"[^\w.]+", "-", label).strip("-")
 
 
 def write_report(

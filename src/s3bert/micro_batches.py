@@ -74,10 +74,15 @@ def _labelled_items(batch: dict[str, torch.Tensor]) -> int:
 
 
 def _tokens(batch: dict[str, torch.Tensor]) -> int:
-    """Tokens of a batch without padding."""
+    """Tokens of a batch without padding; time steps of series."""
     if "attention_mask" in batch:
         return int(np.count_nonzero(batch["attention_mask"].numpy()))
-    return batch["input_ids"].numel()
+    return positions(batch)
+
+
+def positions(batch: dict[str, torch.Tensor]) -> int:
+    """Tokens of a batch with padding; time steps of series, (B, L, C)."""
+    return batch["past_values"][..., 0].numel() if "past_values" in batch else batch["input_ids"].numel()
 
 
 def ahead(batches: Iterable) -> Iterator:

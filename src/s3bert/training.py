@@ -42,7 +42,7 @@ from .checkpoints import (
     written_aside,
 )
 from .measure import peak_flops, training_flops
-from .micro_batches import Batches, MicroBatches, ahead
+from .micro_batches import Batches, MicroBatches, ahead, positions
 from .runlog import RunLog
 
 
@@ -95,6 +95,9 @@ class TrainingConfig:
     early_stopping_patience: int = HfArg(help="evaluations without a better result before stopping; 0 never", default=0)
     metric_for_best_model: str = HfArg(help="evaluation metric early stopping watches", default="loss")
     greater_is_better: bool = HfArg(help="whether that metric should rise", default=False)
+    load_best_model_at_end: bool = HfArg(
+        help="end with the weights of the best evaluation by that metric, rather than the last", default=False
+    )
 
     def __post_init__(self):
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
@@ -139,6 +142,7 @@ class _Progress:
     window_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     best_metrics: dict[str, float] = field(default_factory=dict)
+    best_step: int = 0
     evaluations_since_best: int = 0
 
 
@@ -179,6 +183,8 @@ class _Run:
             project_dir=config.output_dir,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.ddp_find_unused_parameters)],
         )
+        if config.load_best_model_at_end and self.accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("load_best_model_at_end: a sharded model cannot take back earlier weights; leave it out.")
         self.main = self.accelerator.is_main_process
         self.total_steps = config.total_steps(len(batches))
         self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
@@ -254,7 +260,7 @@ class _Run:
                         bar.set_postfix(self._log_training())
                     if evaluates:
                         stopped = self._evaluate()
-                    if saves or stopped:
+                    if saves or stopped or (evaluates and self._keeps_best() == progress.step):
                         self._save_checkpoint()
                     clock = time.perf_counter()
                 if stopped:
@@ -262,6 +268,11 @@ class _Run:
         bar.close()
         for tracker in self.accelerator.trackers:  # not end_training(), which also ends the group of processes
             tracker.finish()
+        best = self._keeps_best()
+        if best not in (0, progress.step):
+            self.checkpoint = self.output_dir / f"checkpoint-{best}"
+            load_model(self.plain_model, self.checkpoint / "model.safetensors")
+            progress.metrics = progress.best_metrics
         if self.main:
             publish(self.checkpoint, self.output_dir)
         self.accelerator.wait_for_everyone()
@@ -350,11 +361,15 @@ class _Run:
             raise ValueError(f"metric_for_best_model = {watched!r} is not among the metrics {', '.join(metrics)}.")
         sign = 1 if config.greater_is_better else -1
         if not progress.best_metrics or sign * metrics[watched] > sign * progress.best_metrics[watched]:
-            progress.best_metrics = metrics
+            progress.best_metrics, progress.best_step = metrics, progress.step
             progress.evaluations_since_best = 0
         else:
             progress.evaluations_since_best += 1
         return 0 < config.early_stopping_patience <= progress.evaluations_since_best
+
+    def _keeps_best(self) -> int:
+        """The step of the best evaluation so far, where the run is to end with its weights; 0 elsewhere."""
+        return self.progress.best_step if self.config.load_best_model_at_end else 0
 
     def _write(self, record: dict[str, Any]) -> None:
         self.log.write(record)
@@ -389,11 +404,11 @@ class _Run:
         model.to(self.accelerator.device)
         with self.accelerator.autocast():
             flops = training_flops(model, send_to_device(batch, self.accelerator.device))
-        positions = batch.get("attention_mask", batch.get("input_ids")).numel()
+        places = positions(batch)
         peak, source = peak_flops(self.accelerator.device)
         if self.main:
             logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
-        return flops / positions, peak * self.accelerator.num_processes
+        return flops / places, peak * self.accelerator.num_processes
 
     def _checkpoint_to_resume(self) -> Path | None:
         config = self.config
@@ -444,5 +459,5 @@ class _Run:
                 if self.tokenizer is not None:
                     self.tokenizer.save_pretrained(aside)
                 save_training_state(aside, optimizer_state, state)
-            rotate(self.output_dir, self.config.save_total_limit)
+            rotate(self.output_dir, self.config.save_total_limit, kept=self._keeps_best())
         accelerator.wait_for_everyone()

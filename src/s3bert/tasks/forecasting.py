@@ -1,0 +1,201 @@
+"""The six series of the long-term forecasting benchmark, their splits, and windows of them.
+
+The protocol is that of Informer's and its successors' code: each variable is standardised with the mean and the standard
+deviation of the training rows, windows slide by one row, the first targets of validation and test are their segments' first
+rows, and errors are means over windows, steps and variables on the standardised scale. Here they are means over all windows;
+those programs leave out the last incomplete batch, of the test split too. T rows, L context, H horizon, C variables.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class ForecastDataset:
+    """A series of the benchmark.
+
+    Args:
+        file: its name, with or without `.gz`. period: rows after which it repeats, for the seasonal naive forecast.
+        rows: of each split; None for 70, 10 and 20 percent of the file.
+        context_length, horizons: the benchmark's.
+    """
+
+    file: str
+    period: int
+    rows: tuple[int, int, int] | None = None
+    context_length: int = 96
+    horizons: tuple[int, ...] = (96, 192, 336, 720)
+
+    def split_rows(self, total: int) -> tuple[int, int, int]:
+        """Rows of the three splits.
+
+        Raises:
+            ValueError: the file is too short for them.
+        """
+        if self.rows is None:
+            train, test = int(0.7 * total), int(0.2 * total)
+            return train, total - train - test, test
+        if sum(self.rows) > total:
+            raise ValueError(
+                f"{self.file} has {total:,} rows, the benchmark uses {sum(self.rows):,}: it is cut; copy it anew."
+            )
+        return self.rows
+
+
+_QUARTER_HOURS, _HOURS = (34_560, 11_520, 11_520), (8_640, 2_880, 2_880)  # 12, 4 and 4 months of 30 days
+FORECAST_DATASETS: Mapping[str, ForecastDataset] = {
+    "ettm2": ForecastDataset("ETTm2.csv", 96, _QUARTER_HOURS),
+    "ettm1": ForecastDataset("ETTm1.csv", 96, _QUARTER_HOURS),
+    "etth2": ForecastDataset("ETTh2.csv", 24, _HOURS),
+    "etth1": ForecastDataset("ETTh1.csv", 24, _HOURS),
+    "electricity": ForecastDataset("electricity.csv", 24),
+    "exchange": ForecastDataset("exchange_rate.csv", 7),
+    "traffic": ForecastDataset("traffic.csv", 24),
+    "weather": ForecastDataset("weather.csv", 144),
+    "ili": ForecastDataset("national_illness.csv", 52, context_length=36, horizons=(24, 36, 48, 60)),
+}
+
+
+def scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of variables, (C,), over values (T, C) that are there; a constant's deviation is 1."""
+    there = ~np.isnan(values)
+    count = np.maximum(there.sum(0), 1)
+    mean = np.where(there, values, 0.0).sum(0) / count
+    deviation = np.sqrt(np.where(there, (values - mean) ** 2, 0.0).sum(0) / count)
+    return mean, np.where(deviation > 0, deviation, 1.0)
+
+
+class Windows:
+    """All windows of a segment of a series, number i reading rows i .. i + L - 1 and forecasting the H after them.
+
+    Args:
+        values: (T, C) standardised. first, last: rows of the targets, last excluded. context_length, prediction_length: L, H.
+
+    Raises:
+        ValueError: the segment has no whole window.
+    """
+
+    def __init__(self, values: np.ndarray, first: int, last: int, context_length: int, prediction_length: int):
+        self.values = torch.from_numpy(values.astype(np.float32))
+        self.start, self.context_length, self.prediction_length = (
+            first - context_length,
+            context_length,
+            prediction_length,
+        )
+        self.count = last - first - prediction_length + 1
+        if self.start < 0 or self.count < 1:
+            raise ValueError(
+                f"{last - max(0, self.start):,} rows hold no window of {context_length} + {prediction_length}: take shorter "
+                "ones, or a longer series."
+            )
+        self.lengths = np.full(self.count, context_length)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
+        """`past_values` (B, L, C) and `future_values` (B, H, C) of windows of those numbers; NaN where nothing was observed."""
+        rows = torch.from_numpy(self.start + np.asarray(chosen))[:, None]
+        whole = self.values[rows + torch.arange(self.context_length + self.prediction_length)]
+        past, future = whole.split([self.context_length, self.prediction_length], 1)
+        return {"past_values": past, "future_values": future}
+
+    def take(self, count: int) -> "Windows":
+        """The first so many windows, or all."""
+        fewer = copy.copy(self)
+        fewer.count = min(count, self.count)
+        fewer.lengths = self.lengths[: fewer.count]
+        return fewer
+
+    def naive(self, chosen: np.ndarray, period: int) -> torch.Tensor:
+        """Forecasts (B, H, C) that repeat the last `period` rows before the horizon; a period of 1 repeats the last value."""
+        origin = torch.from_numpy(self.start + self.context_length + np.asarray(chosen))[:, None]
+        back = period - torch.arange(self.prediction_length) % period
+        return self.values[(origin - back).clamp(min=0)]
+
+
+def split_windows(
+    dataset: ForecastDataset, values: np.ndarray, context_length: int, prediction_length: int
+) -> dict[str, Windows]:
+    """The windows of each split of raw values (T, C), standardised with the training rows."""
+    train, validation, test = dataset.split_rows(len(values))
+    mean, deviation = scaling(values[:train])
+    standardised = (values - mean) / deviation
+    borders = {
+        "train": (context_length, train),
+        "validation": (train, train + validation),
+        "test": (train + validation, train + validation + test),
+    }
+    return {
+        split: Windows(standardised, first, last, context_length, prediction_length)
+        for split, (first, last) in borders.items()
+    }
+
+
+class Errors:
+    """Mean squared and absolute errors over windows, counted as they come; values that are NaN do not count."""
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # squares, absolutes, values
+
+    def add(self, forecast: torch.Tensor, truth: torch.Tensor) -> None:
+        there = ~truth.isnan()
+        error = torch.where(there, forecast.to(truth) - truth, 0.0).double()
+        self.sums += torch.stack([error.square().sum(), error.abs().sum(), there.sum()])
+
+    def means(self) -> dict[str, float]:
+        """`mse` and `mae`."""
+        squares, absolutes, count = self.sums.tolist()
+        return {"mse": squares / max(count, 1), "mae": absolutes / max(count, 1)}
+
+
+def naive_errors(windows: Windows, period: int) -> dict[str, float]:
+    """`mse` and `mae` over all windows of forecasts that repeat the last period."""
+    errors = Errors()
+    for start in range(0, len(windows), 256):
+        chosen = np.arange(start, min(start + 256, len(windows)))
+        errors.add(windows.naive(chosen, period), windows.batch(chosen)["future_values"])
+    return errors.means()
+
+
+class ForecastEvaluation:
+    """Errors of a model over all windows of a split, for `training.train` to call.
+
+    `mse`, `mae`; `loss`, the mse; `score`, less the mse; and with `dropped_batch`, `mse_without_rest` and `mae_without_rest`:
+    the same without the windows that the usual programs leave out, those after the last whole batch of that size.
+    """
+
+    def __init__(self, windows: Windows, batch_size: int, dropped_batch: int | None = None):
+        self.windows, self.batch_size, self.dropped_batch = windows, batch_size, dropped_batch
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        whole, kept = (Errors(accelerator.device) for _ in range(2))
+        limit = len(self.windows) // self.dropped_batch * self.dropped_batch if self.dropped_batch else 0
+        starts = range(0, len(self.windows), self.batch_size)
+        # Each process takes as many batches as any other: sharded models must run in step.
+        for i in range(-(-len(starts) // accelerator.num_processes)):
+            index = i * accelerator.num_processes + accelerator.process_index
+            start = starts[index % len(starts)]
+            chosen = np.arange(start, min(start + self.batch_size, len(self.windows)))
+            batch = {name: part.to(accelerator.device) for name, part in self.windows.batch(chosen).items()}
+            forecast = model(past_values=batch["past_values"]).prediction_outputs
+            if index < len(starts):
+                whole.add(forecast, batch["future_values"])
+                kept.add(forecast[: max(0, limit - start)], batch["future_values"][: max(0, limit - start)])
+        for errors in (whole, kept):
+            errors.sums = accelerator.reduce(errors.sums, "sum")
+        metrics = whole.means()
+        metrics |= {"loss": metrics["mse"], "score": -metrics["mse"]}
+        if limit:
+            metrics |= {f"{name}_without_rest": value for name, value in kept.means().items()}
+        return metrics

@@ -1,0 +1,163 @@
+"""The forecasting benchmark's data: reading CSV files and what is wrong with them, splits, windows, errors."""
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from s3bert.models.configuration_forecast import S3ForecastConfig
+from s3bert.models.modeling_forecast import S3ForecastModel
+from s3bert.tasks.forecasting import (
+    FORECAST_DATASETS,
+    ForecastDataset,
+    ForecastEvaluation,
+    Windows,
+    naive_errors,
+    scaling,
+    split_windows,
+)
+from s3bert.tasks.series import read_series
+
+
+REAL = Path(__file__).parents[2].parent / "shared/data/forecasting"
+ROWS = ["date,a,b", "2020-01-01,1,2", "2020-01-02,,3", "2020-01-03,nan,4.5e0"]
+
+
+def write(folder: Path, rows: list[str], name: str = "series.csv") -> Path:
+    file = folder / name
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+def test_a_file_is_read_packed_or_not_with_missing_values(tmp_path):
+    packed = tmp_path / "series.csv.gz"
+    packed.write_bytes(gzip.compress(write(tmp_path, ROWS).read_bytes()))
+    for file in (tmp_path / "series.csv", packed):
+        series = read_series(file)
+        np.testing.assert_array_equal(series.values, [[1, 2], [math.nan, 3], [math.nan, 4.5]])
+        assert series.names == ["a", "b"]
+        assert series.dates.dt.day.tolist() == [1, 2, 3]
+    assert read_series(packed, columns=["b"]).values.tolist() == [[2], [3], [4.5]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments", "message"),
+    [
+        (ROWS, {"columns": ["c"]}, "has no column 'c'; there is date, a, b"),
+        (ROWS, {"date_column": "time"}, "has no column 'time'; there is date, a, b"),
+        ([*ROWS, "2020-01-04,x,1"], {}, "line 5: 'x' in column 'a' is no number"),
+        ([*ROWS, "soon,1,1"], {}, "line 5: 'soon' in column 'date' is no date"),
+        (["date", "2020-01-01"], {}, "has no column but 'date'"),
+        ([*ROWS, "2020-01-04,1,2,3,4"], {}, "cannot be read as CSV"),
+        ([], {}, "cannot be read as CSV|has no column"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(tmp_path, rows, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        read_series(write(tmp_path, rows), **arguments)
+
+
+def test_a_missing_and_a_cut_file_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing.csv is not there"):
+        read_series(tmp_path / "nothing.csv")
+    packed = tmp_path / "cut.csv.gz"
+    packed.write_bytes(gzip.compress("\n".join(ROWS * 500).encode())[:60])
+    with pytest.raises(ValueError, match=r"cut.csv.gz cannot be read as CSV"):
+        read_series(packed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(total=st.integers(60, 200), context=st.integers(1, 12), horizon=st.integers(1, 10), seed=st.integers(0, 9))
+def test_windows_are_those_of_the_protocol(total, context, horizon, seed):
+    """Rows 70/10/20, scaled by the training rows; the first target of validation and test is the segment's first row."""
+    values = np.random.default_rng(seed).normal(5, 3, (total, 2))
+    train, test = int(0.7 * total), int(0.2 * total)
+    borders = {
+        "train": (0, train),
+        "validation": (train - context, total - test),
+        "test": (total - test - context, total),
+    }
+    dataset = ForecastDataset("made.csv", 7)
+    if total - train - test < horizon:
+        with pytest.raises(ValueError, match="hold no window"):
+            split_windows(dataset, values, context, horizon)
+        return
+    splits = split_windows(dataset, values, context, horizon)
+    means = [sum(values[:train, c]) / train for c in range(2)]
+    deviations = [math.sqrt(sum((values[:train, c] - means[c]) ** 2) / train) for c in range(2)]
+    scaled = (values - means) / deviations
+    for split, (first, last) in borders.items():
+        expected = [scaled[start : start + context + horizon] for start in range(first, last - context - horizon + 1)]
+        assert len(splits[split]) == len(expected)
+        batch = splits[split].batch(np.arange(len(expected)))
+        whole = torch.cat([batch["past_values"], batch["future_values"]], 1)
+        np.testing.assert_allclose(whole, np.stack(expected), atol=1e-5)
+
+
+def test_naive_forecasts_repeat_the_last_value_and_the_last_period():
+    windows = Windows(np.arange(40.0)[:, None], 20, 40, 5, 7)
+    origin = 20 + 3  # of window 3
+    assert windows.naive(np.array([3]), 1)[0, :, 0].tolist() == [origin - 1] * 7
+    assert windows.naive(np.array([3]), 3)[0, :, 0].tolist() == [origin - 3 + t % 3 for t in range(7)]
+    periodic = Windows(np.arange(40.0)[:, None] % 3, 20, 40, 5, 7)
+    assert naive_errors(periodic, 3) == {"mse": 0, "mae": 0}
+    assert naive_errors(periodic, 1)["mae"] > 0
+    assert len(windows.take(4)) == 4
+
+
+@torch.no_grad()
+def test_errors_are_means_over_all_windows_and_without_the_rest_of_the_last_batch():
+    torch.manual_seed(0)
+    model = S3ForecastModel(
+        S3ForecastConfig(context_length=8, prediction_length=4, num_input_channels=2, hidden_size=8, num_harmonics=2)
+    ).eval()
+    values = np.random.default_rng(0).normal(size=(40, 2))
+    values[30, 0] = math.nan
+    windows = Windows(values, 10, 33, 8, 4)  # 20 of them
+    metrics = ForecastEvaluation(windows, 6, dropped_batch=8)(model, Accelerator(cpu=True))
+    for limit, suffix in ((20, ""), (16, "_without_rest")):
+        errors = []
+        for i in range(limit):
+            batch = windows.batch(np.array([i]))
+            error = model(past_values=batch["past_values"]).prediction_outputs - batch["future_values"]
+            errors += error[~batch["future_values"].isnan()].tolist()
+        assert metrics[f"mse{suffix}"] == pytest.approx(sum(e * e for e in errors) / len(errors), rel=1e-5)
+        assert metrics[f"mae{suffix}"] == pytest.approx(sum(map(abs, errors)) / len(errors), rel=1e-5)
+    assert metrics["score"] == -metrics["mse"]
+
+
+def test_scaling_takes_missing_and_constant_values():
+    mean, deviation = scaling(np.array([[1.0, 4.0], [math.nan, 4.0], [3.0, 4.0]]))
+    assert mean.tolist() == [2, 4]
+    assert deviation.tolist() == [1, 1]
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the benchmark's files are not beside the project")
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("ettm2", (34_560, 11_520, 11_520)),
+        ("exchange", (5311, 760, 1517)),
+        ("ili", (676, 97, 193)),
+        ("weather", (36_887, 5270, 10_539)),
+    ],
+)
+def test_the_real_files_have_the_protocols_rows(name, rows):
+    dataset = FORECAST_DATASETS[name]
+    series = read_series(REAL / f"{dataset.file}.gz")
+    assert dataset.split_rows(len(series.values)) == rows
+    horizon = dataset.horizons[0]
+    splits = split_windows(dataset, series.values, dataset.context_length, horizon)
+    assert len(splits["train"]) == rows[0] - dataset.context_length - horizon + 1
+    assert [len(splits[name]) for name in ("validation", "test")] == [count - horizon + 1 for count in rows[1:]]
+
+
+def test_a_cut_benchmark_file_is_refused():
+    with pytest.raises(ValueError, match=r"ETTm2.csv has 1,000 rows, the benchmark uses 57,600: it is cut"):
+        split_windows(FORECAST_DATASETS["ettm2"], np.zeros((1000, 7)), 96, 96)

@@ -1,0 +1,126 @@
+"""scripts/forecast.py: a CSV file in, forecasts out; dates of any step, order and holes; and errors."""
+
+from pathlib import Path
+
+import forecast
+import numpy as np
+import pandas as pd
+import pytest
+
+from s3bert.tasks.series import Series, following, regular
+
+
+def write(file: Path, dates: pd.DatetimeIndex, seed: int = 0, **columns: np.ndarray) -> Path:
+    turns = 2 * np.pi * np.arange(len(dates)) / 12
+    columns = {
+        "sine": np.sin(turns) + 0.05 * np.random.default_rng(seed).normal(size=len(dates)),
+        "flat": 7.0,
+    } | columns
+    pd.DataFrame(columns, index=pd.Index(dates, name="when")).to_csv(file)
+    return file
+
+
+def run(file: Path, output_dir: Path, *words: str) -> pd.DataFrame:
+    common = ["--csv_file", str(file), "--output_dir", str(output_dir), "--num_train_epochs", "2", "--hidden_size", "8"]
+    return forecast.main([*common, *words])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A forecaster of 6 hours ahead and its forecast."""
+    folder = tmp_path_factory.mktemp("forecast")
+    file = write(folder / "series.csv", pd.date_range("2024-02-28", periods=150, freq="h"))
+    run(file, folder / "model", "--prediction_length", "6")
+    return folder
+
+
+def test_a_forecast_has_the_next_dates_all_columns_and_a_picture(folder):
+    written = pd.read_csv(folder / "model/forecast.csv", parse_dates=["date"], index_col="date")
+    assert list(written.columns) == ["sine", "flat"]
+    assert list(written.index) == list(pd.date_range("2024-02-28", periods=156, freq="h")[150:])
+    assert np.isfinite(written.to_numpy()).all()
+    assert np.allclose(written["flat"], 7, atol=0.5), "a constant series goes on"
+    assert (folder / "model/forecast.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_saved_model_forecasts_later_rows(folder, tmp_path):
+    later = write(tmp_path / "later.csv", pd.date_range("2024-03-10", periods=20, freq="h"), seed=1)
+    result = run(later, tmp_path / "out", "--model_name_or_path", str(folder / "model"))
+    assert result.index[0] == pd.Timestamp("2024-03-10 20:00")
+    assert len(result) == 6
+    assert not (tmp_path / "out/model.safetensors").exists()
+
+
+def test_training_again_gives_the_same_and_never_another_series_weights(folder, tmp_path):
+    before = (folder / "model/forecast.csv").read_bytes()
+    run(folder / "series.csv", folder / "model", "--prediction_length", "6")
+    assert (folder / "model/forecast.csv").read_bytes() == before
+    other = write(tmp_path / "other.csv", pd.date_range("2024-02-28", periods=150, freq="h"), seed=5)
+    with pytest.raises(ValueError, match="a model of another series or other settings lies there"):
+        run(other, folder / "model", "--prediction_length", "6")
+
+
+def test_order_holes_and_empty_cells_are_taken_as_they_are(folder, tmp_path):
+    """The last steps are shuffled, some are left out, some cells are empty: the forecast moves little."""
+    table = pd.read_csv(folder / "series.csv")
+    holey = table.drop([141, 142]).sample(frac=1, random_state=0)
+    holey.loc[145, "flat"] = np.nan
+    holey.to_csv(tmp_path / "holey.csv", index=False)
+    whole = run(folder / "series.csv", tmp_path / "a", "--model_name_or_path", str(folder / "model"))
+    result = run(tmp_path / "holey.csv", tmp_path / "b", "--model_name_or_path", str(folder / "model"))
+    assert list(result.index) == list(whole.index)
+    assert np.isfinite(result.to_numpy()).all()
+    assert np.abs(result - whole).to_numpy().max() < 1
+
+
+@pytest.mark.parametrize("step", ["15min", "h", "D", "B", "W-SUN", "MS", "ME", "QS-JAN", "YS-JAN", "10s"])
+@pytest.mark.parametrize("holes", [False, True])
+def test_any_step_is_found_with_and_without_holes(step, holes):
+    dates = pd.date_range("2020-01-05", periods=60, freq=step)
+    kept = [place for place in range(60) if not holes or place not in (20, 21, 22, 41)]
+    series = Series(np.arange(60.0)[kept, None], ["a"], pd.Series(dates[kept]))
+    whole, found = regular(series)
+    assert list(whole.dates) == list(dates)
+    assert np.isnan(whole.values[:, 0]).sum() == 60 - len(kept)
+    assert list(following(whole.dates, found, 3)) == list(pd.date_range(dates[-1], periods=4, freq=step)[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: pd.concat([t, t.iloc[[3]]]), "The date 2024-02-28 03:00:00 stands in 2 rows"),
+        (
+            lambda t: t.assign(when=t["when"].replace("2024-02-28 05:00:00", "2024-02-28 05:20:00")),
+            "lie at no regular steps",
+        ),
+        (
+            lambda t: t.assign(sine=t["sine"].astype(str).replace(t["sine"].astype(str)[4], "many")),
+            "line 6: 'many' in column 'sine'",
+        ),
+        (lambda t: t.head(2), "The series has 2 rows"),
+        (lambda t: t.head(30), "The series has 30 rows; to read 48 steps, forecast 24 and hold 24 out, 96 are needed"),
+    ],
+)
+def test_what_is_wrong_with_a_series_is_named(folder, tmp_path, change, message):
+    change(pd.read_csv(folder / "series.csv")).to_csv(tmp_path / "wrong.csv", index=False)
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "wrong.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--columns", "sine"], "columns: .* was trained with \\['sine', 'flat'\\], not \\['sine'\\]"),
+        (["--prediction_length", "7"], "prediction_length: .* was trained with 6, not 7"),
+        (["--columns", "cosine"], "has no column 'cosine'; there is when, sine, flat"),
+    ],
+)
+def test_a_model_for_something_else_is_named(folder, tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        run(folder / "series.csv", tmp_path / "out", "--model_name_or_path", str(folder / "model"), *words)
+
+
+def test_a_short_series_for_a_saved_model_is_named(folder, tmp_path):
+    short = write(tmp_path / "short.csv", pd.date_range("2024-03-10", periods=5, freq="h"))
+    with pytest.raises(ValueError, match=r"The series has 5 rows, .* reads 12"):
+        run(short, tmp_path / "out", "--model_name_or_path", str(folder / "model"))

@@ -1,0 +1,101 @@
+"""scripts/run_forecasting.py: every forecaster on a made series, tables, pictures, no run twice, and errors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import run_forecasting
+from transformers import AutoModel
+
+
+BENCHMARK = Path(__file__).parents[1] / "configs/forecasting/benchmark.yaml"
+MODELS = [
+    "s3:hidden_size=16,num_hidden_layers=1",
+    "s3:channel_independent=true,hidden_size=16",
+    "dlinear",
+    "last",
+    "seasonal",
+]
+MODELS += ["patchtst:patch_length=4,patch_stride=4,d_model=16,num_attention_heads=2,num_hidden_layers=1,ffn_dim=16"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A noisy sine under the name of ILI, whose splits are shares of the file."""
+    folder, generator = tmp_path_factory.mktemp("series"), np.random.default_rng(0)
+    steps = np.arange(300)
+    values = np.stack([np.sin(2 * np.pi * steps / 12), np.cos(2 * np.pi * steps / 6)], 1) + 0.1 * generator.normal(
+        size=(300, 2)
+    )
+    rows = [f"{np.datetime64('2020-01-01') + step},{one:.4f},{two:.4f}" for step, (one, two) in zip(steps, values)]
+    (folder / "national_illness.csv").write_text("\n".join(["date,one,OT", *rows]) + "\n")
+    return folder
+
+
+def run(data: Path, output_dir: Path, *words: str) -> dict:
+    common = [
+        "--config",
+        str(BENCHMARK),
+        "--dataset_name",
+        "ili",
+        "--data_dir",
+        str(data),
+        "--output_dir",
+        str(output_dir),
+    ]
+    return run_forecasting.main([*common, "--context_length", "24", "--num_train_epochs", "2", *words])
+
+
+def test_every_forecaster_is_trained_once_and_tabled(data, tmp_path):
+    words = ["--horizons", "6", "12", "--seed", "1", "2", "--model", *MODELS]
+    results = run(data, tmp_path, *words)
+    for horizon in ("6", "12"):
+        assert list(results["horizons"][horizon]) == MODELS
+        for model in MODELS[:3]:
+            cells = results["horizons"][horizon][model]["settings"][0]["cells"]
+            assert [cell["seed"] for cell in cells] == [1, 2]
+            for cell in cells:
+                assert cell["metrics"]["test_mse"] > 0
+                assert "test_mae_without_rest" in cell["metrics"]
+                losses = [record["eval_mse"] for record in cell["history"]]
+                assert cell["metrics"]["mse"] == min(losses), "it ends with its best weights"
+    table = (tmp_path / "results.md").read_text()
+    assert all(f"| {model} |" in table for model in MODELS)
+    assert "the paper's" not in table, "the benchmark has no such horizons"
+    assert (tmp_path / "forecasts.png").read_bytes().startswith(b"\x89PNG")
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/horizon-*/cells/*/results.json")}
+    assert len(times) == 2 * 2 * 4
+    assert run(data, tmp_path, *words) == results
+    assert times == {file: file.stat().st_mtime_ns for file in times}
+    (folder,) = {file.parent for file in (tmp_path / "dlinear/horizon-6").glob("cells/*/model.safetensors")}
+    assert json.loads((folder / "config.json").read_text())["context_length"] == 24
+    s3 = next(tmp_path.glob("s3-hidden_size-16*/horizon-6/cells/*/model.safetensors")).parent
+    assert AutoModel.from_pretrained(s3).config.prediction_length == 6
+
+
+def test_the_papers_rows_stand_beside_the_benchmarks_horizons(data, tmp_path):
+    run(data, tmp_path, "--horizons", "24", "--model", "last")
+    assert "| S3Attention, the paper's | 2.431 / 0.997 |" in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dataset_name", "etm2"], "There is no dataset 'etm2', only ettm2.*Did you mean ettm2"),
+        (["--model", "s4"], "There is no forecaster 's4', only s3"),
+        (
+            ["--model", "s3:num_harmonic=2"],
+            "S3ForecastConfig has no field 'num_harmonic'.*Did you mean num_harmonics",
+        ),
+        (["--model", "last:period=2"], "last has no settings"),
+        (["--model", "last", "last"], "one is named twice"),
+        (["--horizons", "0"], "give numbers of steps, at least 1"),
+        (["--horizons", "200", "--model", "last"], "hold no window of 24 \\+ 200"),
+        (["--dataset_name", "traffic", "--model", "last"], "traffic.csv is not there"),
+    ],
+)
+def test_mistakes_are_named(data, tmp_path, words, message, capsys):
+    with pytest.raises((ValueError, FileNotFoundError, SystemExit), match=message) as error:
+        run(data, tmp_path, *words)
+    assert error.type is not SystemExit
