@@ -125,9 +125,14 @@ class Budget:
     def in_words(self) -> str:
         cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
         corpus = " + ".join(part.title for part in parse_sources(self.dataset_name))
-        return (
-            f"Size {self.size}; each model pretrained for {cost} on {corpus}, blocks of {self.max_seq_length} tokens."
-        )
+        entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
+        short = ""
+        if length := entries.get("short_seq_length"):
+            share = entries.get("short_seq_share")
+            first = f"the first {share:.0%} of the steps" if share else "the first steps"
+            short = f", {first} on sequences of {length}"
+        times = f" Times are those of {self.jobs} jobs side by side." if self.jobs > 1 else ""
+        return f"Size {self.size}; each model pretrained for {cost} on {corpus}, blocks of {self.max_seq_length} tokens{short}.{times}"
 
 
 class Comparison:
