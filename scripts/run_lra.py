@@ -34,6 +34,7 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.smoothness import token_incoherence
+from s3bert.tasks.evaluation import own_share
 from s3bert.tasks.lra import LRA_TASKS, Examples, MaskedLraBatches
 from s3bert.tasks.shuffled import ShuffledBatches
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
@@ -192,14 +193,11 @@ class Evaluation:
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
         starts = range(0, len(self.examples), self.batch_size)
-        # Each process takes as many batches as any other: sharded models must run in step.
-        for i in range(-(-len(starts) // accelerator.num_processes)):
-            index = i * accelerator.num_processes + accelerator.process_index
-            start = starts[index % len(starts)]
+        for start, counts in own_share(starts, accelerator):
             chosen = torch.arange(start, min(start + self.batch_size, len(self.examples))).numpy()
             batch = {name: part.to(accelerator.device) for name, part in self.examples.batch(chosen).items()}
             logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
-            if index < len(starts):
+            if counts:
                 loss = F.cross_entropy(logits, labels, reduction="sum")
                 sums += torch.stack([loss, (logits.argmax(1) == labels).sum()])
         loss, right = (accelerator.reduce(sums, "sum") / len(self.examples)).tolist()

@@ -15,6 +15,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from .evaluation import own_share
+
 
 SPLITS = ("train", "validation", "test")
 
@@ -182,14 +184,11 @@ class ForecastEvaluation:
         whole, kept = (Errors(accelerator.device) for _ in range(2))
         limit = len(self.windows) // self.dropped_batch * self.dropped_batch if self.dropped_batch else 0
         starts = range(0, len(self.windows), self.batch_size)
-        # Each process takes as many batches as any other: sharded models must run in step.
-        for i in range(-(-len(starts) // accelerator.num_processes)):
-            index = i * accelerator.num_processes + accelerator.process_index
-            start = starts[index % len(starts)]
+        for start, counts in own_share(starts, accelerator):
             chosen = np.arange(start, min(start + self.batch_size, len(self.windows)))
             batch = {name: part.to(accelerator.device) for name, part in self.windows.batch(chosen).items()}
             forecast = model(past_values=batch["past_values"]).prediction_outputs
-            if index < len(starts):
+            if counts:
                 whole.add(forecast, batch["future_values"])
                 kept.add(forecast[: max(0, limit - start)], batch["future_values"][: max(0, limit - start)])
         for errors in (whole, kept):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from ..files import write_text
+from .evaluation import own_share
 from .glue import GLUE_TASKS, GlueMetric, GlueTask
 
 
@@ -130,12 +131,9 @@ class GlueEvaluation:
     def _logits(self, model: nn.Module, accelerator: Accelerator, rows: EncodedRows) -> torch.Tensor:
         batches = list(evaluation_batches(rows, self.batch_size))
         logits = torch.zeros(len(rows), self.task.num_labels, device=accelerator.device)
-        # Each process takes as many batches as any other: sharded models must run in step.
-        for i in range(-(-len(batches) // accelerator.num_processes)):
-            index = i * accelerator.num_processes + accelerator.process_index
-            chosen, batch = batches[index % len(batches)]
+        for (chosen, batch), counts in own_share(batches, accelerator):
             outputs = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits  # (B, C)
-            if index < len(batches):
+            if counts:
                 logits[torch.from_numpy(chosen).to(logits.device)] = outputs.float()
         return accelerator.reduce(logits, "sum").cpu()
 

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .blocks import Blocks
+from .evaluation import own_share
 from .streaming import StreamingCorpus
 
 
@@ -182,16 +183,12 @@ class HeldOut:
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Evaluates on all processes together; every process gets the same figures."""
         sums = torch.zeros(3, dtype=torch.float32, device=accelerator.device)  # loss, right predictions, predictions
-        # Each process takes as many batches as any other: sharded models must run in step.
-        rounds = -(-len(self.batches) // accelerator.num_processes)
-        for i in range(rounds):
-            index = i * accelerator.num_processes + accelerator.process_index
-            batch = self.batches[index % len(self.batches)]
+        for batch, counts in own_share(self.batches, accelerator):
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             logits = model(input_ids=batch["input_ids"]).logits
             predicted = batch["labels"] != -100
             logits, labels = logits[predicted].float(), batch["labels"][predicted]
-            if index < len(self.batches):
+            if counts:
                 loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
                 sums += torch.stack([loss, (logits.argmax(-1) == labels).sum(), predicted.sum()])
         loss, right, count = accelerator.reduce(sums, "sum").double().tolist()
