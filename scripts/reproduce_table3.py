@@ -71,7 +71,8 @@ class Budget:
     glue_config: str = HfArg(help="arguments of scripts/run_glue.py that all models share", default="")
     glue_dataset_name: str = HfArg(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
     task_name: list[str] = HfArg(
-        help="GLUE tasks; `all` for those of Table 3 whose data is there", default_factory=lambda: ["all"]
+        help="GLUE tasks; `all` for those of Table 3 whose data is there, `none` for pretraining alone",
+        default_factory=lambda: ["all"],
     )
     jobs: int = HfArg(help="jobs side by side; they share the CPU's cores", default=1)
     num_processes: int = HfArg(help="processes of each job, by accelerate launch; 1 for none of it", default=1)
@@ -94,13 +95,20 @@ class Budget:
                 raise ValueError(
                     f"models: no {self.model_file(model)}. Of size {self.size} there is: {there or 'nothing'}."
                 )
-        for name in ("pretrain_config", "glue_config"):
+        if "none" in self.task_name and len(self.task_name) > 1:
+            raise ValueError(f"task_name = {' '.join(self.task_name)}: give none, or tasks.")
+        for name in ("pretrain_config", "glue_config")[: 1 + self.finetunes]:
             if not Path(getattr(self, name)).is_file():
                 raise ValueError(f"{name} = {getattr(self, name)!r} is not a file; name a YAML file of arguments.")
         for name, shares in (("search_share", [self.search_share]), ("warmup_shares", self.warmup_shares)):
             for share in shares:
                 if not 0 <= share <= 1:
                     raise ValueError(f"{name} = {share}: a share lies between 0 and 1.")
+
+    @property
+    def finetunes(self) -> bool:
+        """Whether there is more to do than to pretrain."""
+        return self.task_name != ["none"]
 
     @property
     def settings(self) -> list[Setting]:
@@ -171,10 +179,12 @@ class Comparison:
                 "from, so that the corpus is packed with the rest."
             )
         self.prepare()
-        entries = yaml.safe_load(Path(self.budget.glue_config).read_text(encoding="utf-8"))
-        rows = save_tasks(
-            self.budget.task_name, self.budget.glue_dataset_name, self.packed_glue, entries.get("max_train_samples")
-        )
+        rows = []
+        if self.budget.finetunes:
+            entries = yaml.safe_load(Path(self.budget.glue_config).read_text(encoding="utf-8"))
+            rows = save_tasks(
+                self.budget.task_name, self.budget.glue_dataset_name, self.packed_glue, entries.get("max_train_samples")
+            )
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()) / 1e6
         if size > self.budget.max_pack_megabytes:
             raise ValueError(
@@ -195,7 +205,8 @@ class Comparison:
         if len(budget.settings) > 1:
             self._run([self._trial(model, setting) for setting in budget.settings for model in budget.models])
         runs = [self._pretraining("pretrained", model, self.steps(model), self.best(model)) for model in budget.models]
-        self._run(runs + [self._finetuning(model, run) for model, run in zip(budget.models, runs)])
+        glue = [self._finetuning(model, run) for model, run in zip(budget.models, runs)] if budget.finetunes else []
+        self._run(runs + glue)
 
     def steps(self, model: str) -> int:
         """Optimiser steps of a model's pretraining, by its measured speed where minutes are the budget."""

@@ -119,6 +119,18 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
     assert results[0] == results[1]
 
 
+def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(comparison, tmp_path):
+    changed = "s3bert:smoother_norm=layer"
+    words = ["--models", changed, "--task_name", "none", "--dataset_name", str(comparison / "corpus")]
+    process = run(tmp_path, *ONE, *words)
+    assert process.returncode == 0, process.stdout.read()
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert list(results["models"]) == [changed]
+    assert results["tasks"] == {}
+    assert json.loads((tmp_path / "pretrained" / changed / "config.json").read_text())["smoother_norm"] == "layer"
+    assert not (tmp_path / "corpus").exists()
+
+
 def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
     monkeypatch.chdir(ROOT)
     (budget,) = parse_arguments(
@@ -137,6 +149,7 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
         (["--glue_config", "nowhere.yaml"], "glue_config = 'nowhere.yaml' is not a file"),
         (["--warmup_shares", "0.1", "2"], "warmup_shares = 2.0: a share lies between 0 and 1"),
+        (["--task_name", "none", "cola"], "task_name = none cola: give none, or tasks"),
     ],
 )
 def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path, monkeypatch):
