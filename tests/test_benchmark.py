@@ -271,7 +271,10 @@ def test_more_cells_can_be_added_but_not_of_other_settings(smoke):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--models", "bert", "nystromer"], "There is no model 'nystromer' to measure. Did you mean nystromformer?"),
+        (
+            ["--models", "bert", "nystromer"],
+            "There is no model 'nystromer' to measure. Did you mean nystromformer or lra-nystrom?",
+        ),
         (["--baseline", "brt"], "There is no model 'brt' to measure. Did you mean bert"),
         (["--modes", "train"], "There is no mode 'train'. Did you mean training?"),
         (["--device", "cuba"], "There is no device 'cuba' here. There is: cpu"),

@@ -12,6 +12,7 @@ import pretrain_mlm
 import push_to_hub
 import pytest
 import reproduce_table3
+import run_forecasting
 import run_glue
 import run_lra
 import torch
@@ -241,7 +242,10 @@ def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monk
     if file.parent.name == "table3":
         classes, words = (reproduce_table3.Budget,), []
     elif file.parent.name == "lra":
-        classes, words = (run_lra.LraArguments, run_glue.GridConfig), []
+        classes = (run_lra.LraArguments, run_glue.GridConfig)
+        words = [] if "task_name:" in file.read_text() else ["--task_name", "image"]
+    elif file.parent.name == "forecasting":
+        classes, words = (run_forecasting.ForecastArguments, run_glue.GridConfig), ["--dataset_name", "ili"]
     elif "glue" in str(file):
         classes = (run_glue.ModelArguments, run_glue.GlueArguments, run_glue.GridConfig)
         words = ["--model_name_or_path", "x", "--task_name", "cola"]
