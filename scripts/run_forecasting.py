@@ -1,8 +1,9 @@
 """Trains forecasters on a series of the long-term forecasting benchmark: S3, PatchTST, DLinear, and naive forecasts.
 
-    python scripts/run_forecasting.py --config configs/forecasting/ettm2.yaml --data_dir path/to/csv --output_dir runs/ettm2
-    python scripts/run_forecasting.py --config configs/forecasting/ettm2.yaml --data_dir path/to/csv --output_dir runs/ettm2-own \\
-        --model s3 s3:channel_independent=true s3:num_harmonics=4 --horizons 96 192
+    python scripts/run_forecasting.py --config configs/forecasting/benchmark.yaml --dataset_name ettm2 --data_dir path/to/csv \\
+        --output_dir runs/ettm2
+    python scripts/run_forecasting.py --config configs/forecasting/benchmark.yaml --dataset_name ettm2 --data_dir path/to/csv \\
+        --output_dir runs/ettm2-own --model s3 s3:channel_independent=true s3:num_harmonics=4 --horizons 96 192
 
 Splits, standardisation and horizons are the benchmark's. A model is trained until the validation error has not fallen for as
 many epochs as its patience, ends with its best weights, and is measured once on all windows of the test split. Seeds and learning
