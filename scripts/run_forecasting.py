@@ -8,7 +8,8 @@
 Splits, standardisation and horizons are the benchmark's. A model is trained until the validation error has not fallen for as
 many epochs as its patience, ends with its best weights, and is measured once on all windows of the test split. Seeds and learning
 rates may be several, and the same command goes on after a kill. The output folder gets `all_results.json`, `results.md` (mean
-squared and absolute errors beside the papers') and `forecasts.png`.
+squared and absolute errors beside the papers') and `forecasts.png`, which draws of several variants of a forecaster the one
+that is best on validation.
 """
 
 import json
@@ -25,7 +26,7 @@ from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.files import write_text
-from s3bert.forecast_report import forecast_table, plot_forecasts
+from s3bert.forecast_report import chosen, forecast_table, plot_forecasts, validation_table
 from s3bert.grid import GridConfig, Setting, arm_folder, grid_results, run_grid, with_test_metrics
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.dlinear import DLinearConfig, DLinearModel
@@ -53,7 +54,6 @@ TRAINED = {
     "patchtst": (PatchTSTConfig, PatchTSTForPrediction, _PATCHTST),
 }
 NAIVE = ("last", "seasonal")  # the last value, and the last period, again and again
-_EXAMPLE = 0.5  # where in the test split the window lies that is drawn
 
 
 @dataclass
@@ -129,14 +129,19 @@ def run_model(text: str, splits: dict[str, Windows], grid: GridConfig, rows: int
     return grid_results(settings), Path(grid.output_dir) / "cells" / settings[0].best_cell.name
 
 
+def drawn_window(windows: Windows) -> np.ndarray:
+    """The number of the window that is drawn, in the middle of the split."""
+    return np.array([len(windows) // 2])
+
+
 @torch.no_grad()
 def example(text: str, folder: Path | None, windows: Windows, period: int) -> np.ndarray:
     """A forecast (H,) of the last variable in the window that is drawn."""
-    chosen = np.array([int(_EXAMPLE * (len(windows) - 1))])
     if folder is None:
-        return windows.naive(chosen, 1 if text == "last" else period)[0, :, -1].numpy()
+        return windows.naive(drawn_window(windows), 1 if text == "last" else period)[0, :, -1].numpy()
     model = TRAINED[named_settings(text)[0]][1].from_pretrained(folder).eval()
-    return model(past_values=windows.batch(chosen)["past_values"]).prediction_outputs[0, :, -1].numpy()
+    past = windows.batch(drawn_window(windows))["past_values"]
+    return model(past_values=past).prediction_outputs[0, :, -1].numpy()
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         if arguments.max_train_samples:
             splits["train"] = splits["train"].take(arguments.max_train_samples)
         results[horizon], examples[horizon] = {}, {}
-        shown = splits["test"].batch(np.array([int(_EXAMPLE * (len(splits["test"]) - 1))]))
+        shown = splits["test"].batch(drawn_window(splits["test"]))
         examples[horizon]["truth"] = shown["future_values"][0, :, -1].numpy()
         for text in arguments.model:
             logger.info("%s on %s, %d steps ahead", text, arguments.dataset_name, horizon)
@@ -171,10 +176,20 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 results[horizon][text], folder = run_model(text, splits, own_grid, arguments.max_train_samples)
             examples[horizon][text] = example(text, folder, splits["test"], dataset.period)
             if process_state().is_main_process:
+                parts = [f"# {arguments.dataset_name}", "Test MSE / MAE, mean and standard deviation over seeds."]
+                parts.append(forecast_table(arguments.dataset_name, dataset.horizons, results))
+                if tried := validation_table(results):
+                    parts += ["What was tried; settings and variants are chosen by it, never by the test split:", tried]
+                write_text(top / "results.md", "\n\n".join(parts) + "\n")
                 title = f"{arguments.dataset_name}, {series.names[-1]}"
-                table = forecast_table(arguments.dataset_name, dataset.horizons, results)
-                write_text(top / "results.md", f"# {arguments.dataset_name}\n\n{table}\n")
-                plot_forecasts(top / "forecasts.png", title, shown["past_values"][0, :, -1].numpy(), examples)
+                lines = {
+                    steps: {
+                        "truth": found["truth"],
+                        **{name: found[model] for name, model in chosen(results[steps]).items()},
+                    }
+                    for steps, found in examples.items()
+                }
+                plot_forecasts(top / "forecasts.png", title, shown["past_values"][0, :, -1].numpy(), lines)
                 content = {"dataset": arguments.dataset_name, "context_length": context_length, "horizons": results}
                 write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
                 save_arguments(top / "arguments.yaml", arguments, grid)

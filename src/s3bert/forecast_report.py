@@ -1,6 +1,6 @@
 """Forecasting's Table 2: what was measured beside what the S3Attention paper prints, and forecasts drawn against the truth."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .config import named_settings
 from .files import replacing
 
 
@@ -45,6 +46,63 @@ def published(dataset: str, horizons: tuple[int, ...], horizon: int) -> dict[str
     return {name: rows[dataset][place] for name, rows in PUBLISHED.items() if dataset in rows}
 
 
+def kind(model: str) -> str:
+    """What a forecaster with settings is a variant of: its name, and whether each variable is a sequence of its own."""
+    name, settings = named_settings(model)
+    return f"{name}, channel-independent" if settings.get("channel_independent") else name
+
+
+def chosen(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Of each kind of forecaster the variant with the least error on the validation split, at one horizon."""
+    best: dict[str, str] = {}
+    for model, result in results.items():
+        before = best.setdefault(kind(model), model)
+        if "settings" in result and result["settings"][0]["mean"] > results[before]["settings"][0]["mean"]:
+            best[kind(model)] = model
+    return best
+
+
+def forecast_overview(runs: Iterable[Mapping[str, Any]], horizons: Mapping[str, tuple[int, ...]]) -> str:
+    """Markdown tables of test MSE and MAE: a row a dataset and horizon, a column a kind of forecaster (its variant by `chosen`),
+    the papers' beside; below each, in how many rows S3 is at or under the others.
+
+    Args:
+        runs: the `all_results.json` of forecasting runs. horizons: each dataset's own.
+    """
+    parts = []
+    for place, metric in enumerate(("mse", "mae")):
+        rows: dict[str, dict[str, float]] = {}
+        for content in runs:
+            dataset = content["dataset"]
+            for horizon, results in content["horizons"].items():
+                errors = {name: seed_errors(results[model], metric) for name, model in chosen(results).items()}
+                row = rows[f"{dataset} {horizon}"] = {name: mean(values) for name, values in errors.items() if values}
+                papers = published(dataset, horizons[dataset], int(horizon))
+                row |= {name: values[place] for name, values in papers.items()}
+        parts += [_rows_of_errors(metric.upper(), rows), _counts(rows)]
+    return "\n\n".join(parts)
+
+
+def _rows_of_errors(corner: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+    names = sorted({name: None for row in rows.values() for name in row}, key=lambda name: name in PUBLISHED)
+    lines = [[corner, *names], ["---"] * (1 + len(names))]
+    for label, row in rows.items():
+        lines.append([label, *(f"{row[name]:.3f}" if name in row else "" for name in names)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _counts(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """A list: each kind of S3 against every other column, equal where equal in print."""
+    names = {name: None for row in rows.values() for name in row}
+    lines = []
+    for name in (name for name in names if name.split(",")[0] == "s3"):
+        for other in (other for other in names if other != name):
+            both = [row for row in rows.values() if name in row and other in row]
+            under = sum(round(row[name], 3) <= round(row[other], 3) for row in both)
+            lines.append(f"- {name}: at or under {other} in {under} of {len(both)}")
+    return "\n".join(lines)
+
+
 def seed_errors(result: Mapping[str, Any], metric: str) -> list[float]:
     """A metric on the test split for each seed of a model's best setting, as `grid.grid_results` gives them, or of a forecast
     without training."""
@@ -70,6 +128,29 @@ def forecast_table(
         if any(cells):
             rows.append([name, *("" if cell is None else f"{cell[0]:.3f} / {cell[1]:.3f}" for cell in cells)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def validation_table(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A Markdown table of everything that was tried: mean validation MSE of each model's settings, by which they are chosen;
+    the least of a kind and horizon is bold. "" where nothing was trained."""
+    rows: dict[tuple[str, str], dict[int, float]] = {}
+    for horizon, found in results.items():
+        for model, result in found.items():
+            for setting in result.get("settings", []):
+                if setting["mean"] is not None:
+                    rows.setdefault((model, setting["name"]), {})[horizon] = -setting["mean"]
+    least: dict[tuple[str, int], float] = {}
+    for (model, _), values in rows.items():
+        for horizon, value in values.items():
+            least[kind(model), horizon] = min(value, least.get((kind(model), horizon), value))
+    lines = [["validation MSE", "setting", *(str(horizon) for horizon in results)], ["---"] * (2 + len(results))]
+    for (model, setting), values in rows.items():
+        cells = [f"{values[horizon]:.4f}" if horizon in values else "" for horizon in results]
+        for place, horizon in enumerate(results):
+            if values.get(horizon) == least.get((kind(model), horizon), 0):
+                cells[place] = f"**{cells[place]}**"
+        lines.append([model, setting, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
 
 
 def _cell(result: Mapping[str, Any] | None) -> str:

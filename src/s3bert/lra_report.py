@@ -2,7 +2,7 @@
 paper's Figure 3). An arm is one of the things compared."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -13,7 +13,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .config import named_settings
 from .files import replacing, write_text
+from .lra_published import published_accuracy, tasks_in_order
 
 
 def write_report(
@@ -35,6 +37,25 @@ def write_report(
     plot_learning_curves(folder / "curves.png", results, title)
     content = {"title": title, "description": description, **facts, "arms": results}
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+
+
+def lra_overview(runs: Iterable[Mapping[str, Any]]) -> str:
+    """A Markdown table of mixers by tasks: measured accuracies with their spread over seeds, and below the papers'.
+
+    Args:
+        runs: the `all_results.json` of runs that compare mixers.
+    """
+    measured: dict[str, dict[str, str]] = {}
+    for content in runs:
+        for label, result in content["arms"].items():
+            measured.setdefault(named_settings(label)[0], {})[content["task"]] = measured_accuracy(result)
+    tasks = tasks_in_order(task for found in measured.values() for task in found)
+    rows = [["", *tasks], ["---"] * (len(tasks) + 1)]
+    for mixer, found in measured.items():
+        rows.append([mixer, *(found.get(task, "") for task in tasks)])
+        if any(published := [published_accuracy(task, mixer) for task in tasks]):
+            rows.append([f"{mixer}, the papers'", *published])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def lra_table(

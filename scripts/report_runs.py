@@ -1,8 +1,10 @@
-"""Makes one page of several Long Range Arena runs: an overview of all tasks, then each run's table and curves.
+"""Makes one page of several runs: an overview of all tasks or series, then each run's own table and pictures.
 
-    python scripts/report_lra.py --runs runs/listops runs/image runs/image-ablation --output_dir model_cards/lra
+    python scripts/report_runs.py --runs runs/listops runs/image runs/image-ablation --title "Long Range Arena" \\
+        --output_dir model_cards/lra
+    python scripts/report_runs.py --runs runs/ettm2 runs/ili --title "Long-term forecasting" --output_dir model_cards/forecasting
 
-A run is an output folder of run_lra.py, run_copy_task.py or approximation_error.py. The page, `README.md`, says what each run
+A run is an output folder of run_lra.py, run_copy_task.py, approximation_error.py or run_forecasting.py. The page, `README.md`, says what each run
 wrote itself; the runs' own `all_results.json`, `arguments.yaml` and pictures are copied beside it.
 """
 
@@ -15,10 +17,11 @@ from typing import Any
 
 from transformers.hf_argparser import HfArg
 
-from s3bert.config import named_settings, parse_arguments, run_as_script
+from s3bert.config import parse_arguments, run_as_script
 from s3bert.files import write_text
-from s3bert.lra_published import published_accuracy, tasks_in_order
-from s3bert.lra_report import measured_accuracy
+from s3bert.forecast_report import forecast_overview
+from s3bert.lra_report import lra_overview
+from s3bert.tasks.forecasting import FORECAST_DATASETS
 
 
 @dataclass
@@ -26,6 +29,7 @@ class ReportArguments:
     """Which runs, and where the page goes."""
 
     runs: list[str] = HfArg(help="output folders of runs, in the page's order; their names are the sections' names")
+    title: str = HfArg(help="the page's heading")
     output_dir: str = HfArg(help="folder of the page")
 
     def __post_init__(self):
@@ -40,20 +44,24 @@ class ReportArguments:
             )
 
 
-def overview(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """A Markdown table of mixers by tasks: measured accuracies with their spread over seeds, and below the papers'."""
-    measured: dict[str, dict[str, str]] = {}
-    for content in runs.values():
-        if content.get("comparison") == "mixers":
-            for label, result in content["arms"].items():
-                measured.setdefault(named_settings(label)[0], {})[content["task"]] = measured_accuracy(result)
-    tasks = tasks_in_order(task for found in measured.values() for task in found)
-    rows = [["", *tasks], ["---"] * (len(tasks) + 1)]
-    for mixer, found in measured.items():
-        rows.append([mixer, *(found.get(task, "") for task in tasks)])
-        if any(published := [published_accuracy(task, mixer) for task in tasks]):
-            rows.append([f"{mixer}, the papers'", *published])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) if tasks else ""
+def overview(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What stands above the runs' own sections: tables of all of them, each with what is to be known about it."""
+    parts = []
+    if compared := [content for content in runs.values() if content.get("comparison") == "mixers"]:
+        parts += [
+            "Test accuracy in percent, mean and standard deviation over seeds, beside the papers'. The papers trained for the whole "
+            "schedules of `configs/lra/`; what was done here is said in each section, and where it is less, figures are not "
+            "comparable. ListOps and Pathfinder are made anew, by the descriptions of their generators.",
+            lra_overview(compared),
+        ]
+    if forecasts := [content for content in runs.values() if "horizons" in content]:
+        own = {name: dataset.horizons for name, dataset in FORECAST_DATASETS.items()}
+        parts += [
+            "Test errors over all windows, beside the paper's. Of several variants of a forecaster the one with the least "
+            "error on validation is meant, horizon by horizon.",
+            forecast_overview(forecasts, own),
+        ]
+    return parts
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -72,16 +80,8 @@ def main(argv: list[str] | None = None) -> Path:
         sections.append(f"#{(folder / 'results.md').read_text(encoding='utf-8').rstrip()}")
         sections += [f"![{folder.name}]({where}/{picture.name})" for picture in pictures]
         sections.append(f"[Figures]({where}/all_results.json), [arguments]({where}/arguments.yaml)")
-    head = ["# Long Range Arena"]
-    if table := overview(runs):
-        head += [
-            "Test accuracy in percent, mean and standard deviation over seeds, beside the papers'. The papers trained for the whole "
-            "schedules of `configs/lra/`; what was done here is said in each section, and where it is less, figures are not "
-            "comparable. ListOps and Pathfinder are made anew, by the descriptions of their generators.",
-            table,
-        ]
     page = top / "README.md"
-    write_text(page, "\n\n".join(head + sections) + "\n")
+    write_text(page, "\n\n".join([f"# {arguments.title}", *overview(runs), *sections]) + "\n")
     print(page)
     return page
 

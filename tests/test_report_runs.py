@@ -1,0 +1,78 @@
+"""scripts/report_runs.py: one page of several runs' own folders."""
+
+import json
+from pathlib import Path
+
+import approximation_error
+import numpy as np
+import pytest
+import report_runs
+import run_forecasting
+import run_lra
+
+from s3bert.tasks.listops import write_listops
+
+
+BENCHMARK = Path(__file__).parents[1] / "configs/forecasting/benchmark.yaml"
+SMOKE = Path(__file__).parents[1] / "configs/lra/smoke.yaml"
+
+
+def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
+    write_listops(tmp_path / "data/listops", {"train": 16, "val": 8, "test": 8}, min_length=5, max_length=60)
+    words = ["--config", str(SMOKE), "--data_dir", str(tmp_path / "data"), "--num_hidden_layers", "1"]
+    mixers = tmp_path / "runs/listops-mixers"
+    results = run_lra.main([*words, "--mixer", "fourier", "linear:causal=false", "--output_dir", str(mixers)])
+    errors = tmp_path / "runs/errors"
+    approximation_error.main(["--lengths", "8", "--sizes", "4", "--num_draws", "1", "--output_dir", str(errors)])
+    page = report_runs.main(
+        ["--runs", str(mixers), str(errors), "--title", "Arena", "--output_dir", str(tmp_path / "page")]
+    )
+    text = page.read_text()
+
+    tests = [cell["metrics"]["test_accuracy"] for cell in results["arms"]["fourier"]["settings"][0]["cells"]]
+    assert f"| fourier | {100 * sum(tests) / len(tests):.2f} ±" in text, "the overview's"
+    assert "| fourier, the papers' | 35.33 |" in text
+    assert "| linear |" in text
+    assert "| linear, the papers' |" not in text, "no paper of these has it"
+    assert "## listops: mixers" in text
+    assert "## error of approximations" in text
+    for name in (line.split("(")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")):
+        assert (page.parent / name).read_bytes().startswith(b"\x89PNG")
+    copy = page.parent / "runs/listops-mixers/all_results.json"
+    assert json.loads(copy.read_text()) == results
+
+
+def test_forecasters_stand_beside_the_paper_with_the_variant_that_validation_chose(tmp_path):
+    steps = np.arange(966)
+    rows = [f"{np.datetime64('2002-01-01') + 7 * step},{np.sin(step / 8):.4f}" for step in steps]
+    (tmp_path / "national_illness.csv").write_text("\n".join(["date,OT", *rows]) + "\n")
+    tiny = "hidden_size=16,num_hidden_layers=1"
+    models = [f"s3:{tiny}", f"s3:{tiny},num_harmonics=0", f"s3:{tiny},channel_independent=true", "last"]
+    words = ["--config", str(BENCHMARK), "--dataset_name", "ili", "--data_dir", str(tmp_path), "--horizons", "24", "60"]
+    words += ["--max_train_samples", "64", "--num_train_epochs", "2", "--seed", "1", "--model", *models]
+    results = run_forecasting.main([*words, "--output_dir", str(tmp_path / "runs/ili")])["horizons"]
+    arguments = ["--runs", str(tmp_path / "runs/ili"), "--title", "Forecasts", "--output_dir", str(tmp_path / "page")]
+    text = report_runs.main(arguments).read_text()
+    for place, horizon in enumerate(("24", "60")):
+        trained = [results[horizon][model]["settings"][0]["cells"][0]["metrics"] for model in models[:2]]
+        best = min(trained, key=lambda metrics: metrics["mse"])
+        mixed, _, last, paper, _ = (float(cell) for cell in _row(text, f"ili {horizon}"))
+        assert mixed == round(best["test_mse"], 3)
+        assert last == round(results[horizon]["last"]["mse"], 3)
+        assert paper == (2.431, 2.425)[place]
+        assert f"**{best['mse']:.4f}**" in text, "what was tried is told, and what was chosen"
+    under = sum(
+        float(_row(text, f"ili {horizon}")[0]) <= float(_row(text, f"ili {horizon}")[2]) for horizon in (24, 60)
+    )
+    assert f"- s3: at or under last in {under} of 2" in text
+
+
+def _row(text: str, label: str) -> list[str]:
+    """The cells of the first table row of that label."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+
+def test_a_folder_that_is_no_ended_run_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"runs: .*nothing has no all_results.json"):
+        report_runs.ReportArguments([str(tmp_path / "nothing")], "Nothing", "page")
