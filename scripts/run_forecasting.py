@@ -26,7 +26,7 @@ from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.files import write_text
-from s3bert.forecast_report import chosen, forecast_table, plot_forecasts, validation_table
+from s3bert.forecast_report import chosen, forecast_page, plot_forecasts
 from s3bert.grid import GridConfig, Setting, arm_folder, grid_results, run_grid, with_test_metrics
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.dlinear import DLinearConfig, DLinearModel
@@ -176,17 +176,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 results[horizon][text], folder = run_model(text, splits, own_grid, arguments.max_train_samples)
             examples[horizon][text] = example(text, folder, splits["test"], dataset.period)
             if process_state().is_main_process:
-                parts = [f"# {arguments.dataset_name}", "Test MSE / MAE, mean and standard deviation over seeds."]
-                parts.append(forecast_table(arguments.dataset_name, dataset.horizons, results))
-                if tried := validation_table(results):
-                    parts += ["What was tried; settings and variants are chosen by it, never by the test split:", tried]
-                write_text(top / "results.md", "\n\n".join(parts) + "\n")
+                write_text(top / "results.md", forecast_page(arguments.dataset_name, dataset.horizons, results))
                 title = f"{arguments.dataset_name}, {series.names[-1]}"
                 lines = {
-                    steps: {
-                        "truth": found["truth"],
-                        **{name: found[model] for name, model in chosen(results[steps]).items()},
-                    }
+                    steps: {"truth": found["truth"]}
+                    | {name: found[model] for name, model in chosen(results[steps]).items()}
                     for steps, found in examples.items()
                 }
                 plot_forecasts(top / "forecasts.png", title, shown["past_values"][0, :, -1].numpy(), lines)

@@ -1,6 +1,7 @@
 """scripts/run_forecasting.py: every forecaster on a made series, tables, pictures, no run twice, and errors."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,13 @@ def test_every_forecaster_is_trained_once_and_tabled(data, tmp_path):
                 assert cell["metrics"]["mse"] == min(losses), "it ends with its best weights"
     table = (tmp_path / "results.md").read_text()
     assert all(f"| {model} |" in table for model in MODELS)
+    changes = [
+        abs(cell["metrics"]["test_mse_without_rest"] / cell["metrics"]["test_mse"] - 1)
+        for found in results["horizons"].values()
+        for result in found.values()
+        for cell in result.get("settings", [{"cells": []}])[0]["cells"]
+    ]
+    assert re.search(rf"by more than [+-]{100 * max(changes):.1f}% ", table), "what the last incomplete batch changes"
     assert "the paper's" not in table, "the benchmark has no such horizons"
     assert (tmp_path / "forecasts.png").read_bytes().startswith(b"\x89PNG")
     times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/horizon-*/cells/*/results.json")}

@@ -111,6 +111,23 @@ def seed_errors(result: Mapping[str, Any], metric: str) -> list[float]:
     return [cell["metrics"][f"test_{metric}"] for cell in result["settings"][0]["cells"] if cell["metrics"]]
 
 
+def forecast_page(
+    dataset: str, horizons: tuple[int, ...], results: Mapping[int, Mapping[str, Mapping[str, Any]]]
+) -> str:
+    """A dataset's results in Markdown: errors beside the papers', what the usual programs leave out, and what was tried.
+
+    Args:
+        horizons: the dataset's own. results: by horizon, then by model.
+    """
+    parts = [f"# {dataset}", "Test MSE / MAE, mean and standard deviation over seeds."]
+    parts.append(forecast_table(dataset, horizons, results))
+    if note := dropped_batch_note(results):
+        parts.append(note)
+    if tried := validation_table(results):
+        parts += ["What was tried; settings and variants are chosen by it, never by the test split:", tried]
+    return "\n\n".join(parts) + "\n"
+
+
 def forecast_table(
     dataset: str, horizons: tuple[int, ...], results: Mapping[int, Mapping[str, Mapping[str, Any]]]
 ) -> str:
@@ -128,6 +145,25 @@ def forecast_table(
         if any(cells):
             rows.append([name, *("" if cell is None else f"{cell[0]:.3f} / {cell[1]:.3f}" for cell in cells)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def dropped_batch_note(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
+    """What leaving out the last incomplete batch of test windows, as the usual programs do, changes most; "" without a trained
+    model."""
+    changes = [
+        (cell["metrics"]["test_mse_without_rest"] / cell["metrics"]["test_mse"] - 1, model, horizon)
+        for horizon, found in results.items()
+        for model, result in found.items()
+        for cell in (result["settings"][0]["cells"] if "settings" in result else ())
+        if cell["metrics"] and "test_mse_without_rest" in cell["metrics"]
+    ]
+    if not changes:
+        return ""
+    change, model, horizon = max(changes, key=lambda entry: abs(entry[0]))
+    return (
+        "All test windows count. The usual programs leave out the last incomplete batch, which would change the MSE of no "
+        f"trained model by more than {100 * change:+.1f}% ({model}, {horizon} steps)."
+    )
 
 
 def validation_table(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
