@@ -61,18 +61,19 @@ def test_extrapolation_is_that_of_the_loops_and_continues_kept_harmonics_exactly
     assert (continued - kept).abs().max() < 1e-5 * (1 + sizes.abs().sum())
 
 
-def test_standardisation_is_undone_and_takes_constants_and_missing_values():
+@pytest.mark.parametrize("offset", [1, 1e-5])
+def test_standardisation_is_undone_and_takes_constants_and_missing_values(offset):
     torch.manual_seed(0)
     values = torch.randn(4, 11, 3, dtype=torch.float64) * 7 + 100
     observed = torch.rand(4, 11, 3) < 0.7
     values[1, :, 0] = 5.0  # constant
     observed[2, :, 1] = False  # never seen
-    standardised, loc, scale = standardise(values.masked_fill(~observed, math.nan), observed)
+    standardised, loc, scale = standardise(values.masked_fill(~observed, math.nan), observed, offset)
     for window in range(4):
         for variable in range(3):
             seen = [values[window, t, variable].item() for t in range(11) if observed[window, t, variable]]
             mean = sum(seen) / max(1, len(seen))
-            deviation = math.sqrt(sum((value - mean) ** 2 for value in seen) / max(1, len(seen)) + 1)
+            deviation = math.sqrt(sum((value - mean) ** 2 for value in seen) / max(1, len(seen)) + offset)
             assert loc[window, 0, variable].item() == pytest.approx(mean, abs=1e-12)
             assert scale[window, 0, variable].item() == pytest.approx(deviation)
     assert torch.equal(standardised == 0, ~observed | (values == 5.0))
@@ -83,7 +84,8 @@ def test_standardisation_is_undone_and_takes_constants_and_missing_values():
 @INDEPENDENT
 @pytest.mark.parametrize("missing", [False, True], ids=["whole", "missing"])
 def test_the_whole_model_is_that_of_the_loops(independent, missing):
-    net = model(channel_independent=independent, num_hidden_layers=2).double()
+    offset = 0.1 if missing else 1
+    net = model(channel_independent=independent, num_hidden_layers=2, variance_offset=offset).double()
     torch.manual_seed(1)
     values = torch.randn(2, 13, 3, dtype=torch.float64) * 3
     observed = torch.ones(2, 13, 3, dtype=torch.bool)
@@ -92,7 +94,7 @@ def test_the_whole_model_is_that_of_the_loops(independent, missing):
         observed[1, :, 1] = torch.rand(13) < 0.5
     weights, config = net.state_dict(), net.config
     output = net(past_values=values, past_observed_mask=observed)
-    standardised, loc, scale = standardise(values, observed)
+    standardised, loc, scale = standardise(values, observed, offset)
     for window in range(2):
         groups = [[c] for c in range(3)] if independent else [[0, 1, 2]]
         for group in groups:
@@ -176,6 +178,7 @@ def test_a_folder_keeps_forecasts_and_carries_its_code(tmp_path):
         ({"num_harmonics": 7}, "num_harmonics = 7: a context of 13 steps has 0 to 6"),
         ({"num_segments": 3}, "num_segments = 3 does not divide hidden_size = 8"),
         ({"prediction_length": 0}, "prediction_length = 0: must be at least 1"),
+        ({"variance_offset": 0.0}, "variance_offset = 0.0: must be positive"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob = 1.5: a dropout rate"),
     ],
 )

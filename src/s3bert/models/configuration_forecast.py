@@ -16,6 +16,8 @@ class S3ForecastConfig(PreTrainedConfig):
         num_harmonics: lowest frequencies, beside the mean, that are continued beyond the context.
         channel_independent: each variable is a sequence of its own, all with the same weights; not in the paper.
         num_segments, num_row_samples, num_column_samples: r, s1, s2.
+        variance_offset: added to a window's variance before its root divides the window. With the paper's 1, windows quieter than
+            the series as a whole stay quiet; with 1e-5 all become alike, as in most later models.
         smoother_norm: "batch" (the paper's) or "layer". landmark_seed: of the sampled rows and columns.
         channel_names, channel_means, channel_deviations: of the series a model was trained on; values come to it less the means,
             divided by the deviations, and so do forecasts. frequency: the step between its dates, as pandas calls it.
@@ -24,7 +26,7 @@ class S3ForecastConfig(PreTrainedConfig):
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a count under 1; more harmonics than the context holds; heads or segments that do not divide the hidden
-            size; a rate outside 0..1.
+            size; a rate outside 0..1; an offset that is not positive.
     """
 
     model_type = "s3-forecast"
@@ -40,6 +42,7 @@ class S3ForecastConfig(PreTrainedConfig):
     num_row_samples: int = 8
     num_column_samples: int = 8
     num_harmonics: int = 8
+    variance_offset: float | int = 1.0
     smoother_norm: str = "batch"
     channel_independent: bool = False
     hidden_dropout_prob: float | int = 0.05
@@ -71,6 +74,10 @@ class S3ForecastConfig(PreTrainedConfig):
             raise ValueError(
                 f"num_harmonics = {self.num_harmonics}: a context of {self.context_length} steps has 0 to "
                 f"{self.context_length // 2}."
+            )
+        if self.variance_offset <= 0:
+            raise ValueError(
+                f"variance_offset = {self.variance_offset}: must be positive, or a constant window divides by zero."
             )
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "smoother_dropout_prob"):
             if not 0 <= getattr(self, name) <= 1:

@@ -35,17 +35,19 @@ class S3ForecastOutput(ModelOutput):
     scale: torch.Tensor | None = None
 
 
-def standardise(values: torch.Tensor, observed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values (B, L, C) less their mean, divided by sqrt(variance + 1), over observed steps; zero where not observed.
+def standardise(
+    values: torch.Tensor, observed: torch.Tensor, variance_offset: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values (B, L, C) less their mean, divided by sqrt(variance + offset), over observed steps; zero where not observed.
 
     Returns:
-        The standardised values, the means and the divisors, (B, 1, C). A variable that was never observed has 0 and 1.
+        The standardised values, the means and the divisors, (B, 1, C). A variable that was never observed has mean and variance 0.
     """
     count = observed.sum(1, keepdim=True).clamp(min=1)
     values = torch.where(observed, values, 0.0)
     loc = values.sum(1, keepdim=True) / count
     centred = torch.where(observed, values - loc, 0.0)
-    scale = (centred.square().sum(1, keepdim=True) / count + 1).sqrt()
+    scale = (centred.square().sum(1, keepdim=True) / count + variance_offset).sqrt()
     return centred / scale, loc, scale
 
 
@@ -145,7 +147,7 @@ class S3ForecastModel(S3ForecastPreTrainedModel):
                 f"{expected[1]} variables)."
             )
         observed = ~past_values.isnan() if past_observed_mask is None else past_observed_mask.bool()
-        values, loc, scale = standardise(past_values, observed)
+        values, loc, scale = standardise(past_values, observed, config.variance_offset)
         if config.channel_independent:
             values, observed = (part.mT.flatten(0, 1).unsqueeze(-1) for part in (values, observed))  # (B C, L, 1)
         seen = observed.any(-1)  # (B, L): steps with anything to say
