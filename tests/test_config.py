@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from s3bert.config import parse_arguments, save_arguments
+from s3bert.config import named_settings, parse_arguments, save_arguments
 
 
 @dataclass
@@ -73,3 +73,21 @@ def test_mistakes_in_a_file_are_named_with_the_file(content, message, tmp_path, 
         parse("--config", str(path))
     assert message in capsys.readouterr().err
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("s3", {}),
+        ("s3:a=1,b=true,c=word,d=[elu,tanh]", {"a": 1, "b": True, "c": "word", "d": ["elu", "tanh"]}),
+        ("s3:a=1e-5,b=-2.5E3,c=1e-5x", {"a": 1e-5, "b": -2500.0, "c": "1e-5x"}),
+    ],
+)
+def test_settings_after_a_name_have_the_types_they_look_like(text, settings):
+    assert named_settings(text) == ("s3", settings)
+
+
+@pytest.mark.parametrize("text", ["s3:a", "s3:a=", "s3:a=[1"])
+def test_what_is_no_setting_is_named(text):
+    with pytest.raises(ValueError, match="settings are name=value, with commas between them"):
+        named_settings(text)

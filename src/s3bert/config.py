@@ -7,6 +7,7 @@ entries first and lets the command line override them. A run saves its own resol
 import argparse
 import difflib
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
@@ -90,7 +91,8 @@ def _file_arguments(parser: HfArgumentParser, file: Path, names: set[str]) -> li
 
 
 def named_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME:setting=value,...` to the name and its settings, values read as YAML: "fmm:bandwidth=5,kernels=[elu,tanh]".
+    """`NAME:setting=value,...` to the name and its settings, values read as YAML: "fmm:bandwidth=5,kernels=[elu,tanh]"; 1e-5,
+    which YAML takes for a word, is a number.
 
     Raises:
         ValueError: what stands after the colon are no settings.
@@ -102,7 +104,11 @@ def named_settings(text: str) -> tuple[str, dict[str, Any]]:
         entries = None
     if not isinstance(entries, dict) or None in entries.values():
         raise ValueError(f"{text!r}: settings are name=value, with commas between them.")
-    return name, entries
+    return name, {key: _number(value) if isinstance(value, str) else value for key, value in entries.items()}
+
+
+def _number(text: str) -> float | str:
+    return float(text) if re.fullmatch(r"[-+]?\d+(\.\d+)?[eE][-+]?\d+", text) else text
 
 
 def save_arguments(file: Path, *instances: Any) -> None:
