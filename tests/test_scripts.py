@@ -245,7 +245,8 @@ def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monk
         classes = (run_lra.LraArguments, run_glue.GridConfig)
         words = [] if "task_name:" in file.read_text() else ["--task_name", "image"]
     elif file.parent.name == "forecasting":
-        classes, words = (run_forecasting.ForecastArguments, run_glue.GridConfig), ["--dataset_name", "ili"]
+        classes = (run_forecasting.ForecastArguments, run_glue.GridConfig)
+        words = [] if "dataset_name:" in file.read_text() else ["--dataset_name", "ili"]
     elif "glue" in str(file):
         classes = (run_glue.ModelArguments, run_glue.GlueArguments, run_glue.GridConfig)
         words = ["--model_name_or_path", "x", "--task_name", "cola"]
