@@ -28,13 +28,12 @@ from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script, save_arguments
-from s3bert.files import write_text
+from s3bert.files import file_name, write_text
 from s3bert.jobs import Job, run_jobs
 from s3bert.runlog import read_log
 from s3bert.speed_results import machine
 from s3bert.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
-from s3bert.tasks.sources import parse_sources
 
 
 ROOT = Path(__file__).parents[1]
@@ -130,9 +129,8 @@ class Budget:
         several = self.num_processes > 1 and script != "prepare_corpus.py"
         return tuple(map(str, (sys.executable, *(launcher if several else []), ROOT / "scripts" / script, *words)))
 
-    def in_words(self) -> str:
+    def in_words(self, corpus: str) -> str:
         cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
-        corpus = " + ".join(part.title for part in parse_sources(self.dataset_name))
         entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
         short = ""
         if length := entries.get("short_seq_length"):
@@ -212,7 +210,7 @@ class Comparison:
         """Optimiser steps of a model's pretraining, by its measured speed where minutes are the budget."""
         if self.budget.minutes is None:
             return self.budget.steps(self.budget.tokens)
-        speed = _read(self.folder / "speed" / model / "all_results.json")["train_tokens_per_second"]
+        speed = _read(self.folder / "speed" / file_name(model) / "all_results.json")["train_tokens_per_second"]
         return self.budget.steps(60 * self.budget.minutes * speed)
 
     def search(self, model: str) -> dict[Setting, float | None]:
@@ -263,7 +261,7 @@ class Comparison:
         complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(self.budget.models)}
         results = {
             "title": "Table 3 under one budget",
-            "budget": self.budget.in_words(),
+            "budget": self.budget.in_words(next((entry["corpus"] for entry in models.values()), "")),
             "size": self.budget.size,
             "command": self.command,
             "machine": machine("cpu"),
@@ -285,7 +283,9 @@ class Comparison:
         write_text(self.reported / "results.json", json.dumps(results, indent=1) + "\n")
         write_text(self.reported / "results.md", markdown(results))
         write_cards(self.reported, results)
-        runs = {model: read_log(self.folder / "pretrained" / model / "log.jsonl") for model in results["models"]}
+        runs = {
+            model: read_log(self.folder / "pretrained" / file_name(model) / "log.jsonl") for model in results["models"]
+        }
         unigram = next(iter(results["models"].values()))["unigram_entropy"]
         plot_pretraining(self.reported / "pretraining.png", runs, unigram, results["title"])
         if results["tasks"]:
@@ -293,7 +293,7 @@ class Comparison:
         return results
 
     def _result_file(self, kind: str, model: str) -> Path:
-        return self.folder / kind / model / "all_results.json"
+        return self.folder / kind / file_name(model) / "all_results.json"
 
     def _result_of(self, kind: str, model: str) -> dict[str, Any]:
         """What a finished job wrote, with the name of its copy in the report as `file`; {} before that."""
@@ -310,7 +310,7 @@ class Comparison:
     ) -> Job:
         name, (rate, warmup) = model + suffix, setting
         changes = model.partition(":")[2]
-        folder = self.folder / kind / name
+        folder = self.folder / kind / file_name(name)
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
         # Positions beyond a block's would stay as they were drawn.
         positions = f"max_position_embeddings={self.budget.max_seq_length}"
@@ -321,7 +321,7 @@ class Comparison:
         return Job(f"{kind} {name}", command, folder, folder / "all_results.json", optional=optional, steps=steps)
 
     def _finetuning(self, model: str, start: Job) -> Job:
-        folder = self.folder / "glue" / model
+        folder = self.folder / "glue" / file_name(model)
         words = ["--config", self.budget.glue_config, "--model_name_or_path", start.folder, "--output_dir", folder]
         source = self.packed_glue if self.packed_glue.exists() else self.budget.glue_dataset_name
         words += ["--dataset_name", source, "--task_name", *self.budget.task_name]
@@ -386,7 +386,7 @@ class _Progress:
 
 def _copied(kind: str, model: str) -> str:
     """A finished job's own file in the report."""
-    return f"runs/{kind}-{model}.json"
+    return f"runs/{kind}-{file_name(model)}.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

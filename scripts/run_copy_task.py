@@ -18,7 +18,8 @@ from accelerate.utils import set_seed
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.grid import GridConfig, arm_folder, grid_results, run_grid, with_test_metrics
+from s3bert.files import file_name
+from s3bert.grid import GridConfig, grid_results, run_grid, with_test_metrics
 from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             return with_test_metrics(train(model, batches, cell, unseen), model, test)
 
         logger.info("%s on words of %d symbols", text, arguments.length // 2 - 1)
-        folder = arm_folder(top, text)
+        folder = top / file_name(text)
         identity = {"task": "copy", "length": arguments.length, "symbols": arguments.num_symbols, "mixer": text}
         identity["model"] = {
             key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"

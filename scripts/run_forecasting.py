@@ -25,9 +25,9 @@ from transformers import PatchTSTConfig, PatchTSTForPrediction, PreTrainedModel
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.files import write_text
+from s3bert.files import file_name, write_text
 from s3bert.forecast_report import chosen, forecast_page, plot_forecasts
-from s3bert.grid import GridConfig, Setting, arm_folder, grid_results, run_grid, with_test_metrics
+from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.dlinear import DLinearConfig, DLinearModel
 from s3bert.models.modeling_forecast import S3ForecastModel
@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             if text in NAIVE:
                 results[horizon][text] = naive_errors(splits["test"], 1 if text == "last" else dataset.period)
             else:
-                where = arm_folder(top, text) / f"horizon-{horizon}"
+                where = top / file_name(text) / f"horizon-{horizon}"
                 own_grid = replace(grid, output_dir=str(where))
                 results[horizon][text], folder = run_model(text, splits, own_grid, arguments.max_train_samples)
             examples[horizon][text] = example(text, folder, splits["test"], dataset.period)

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
-from s3bert.grid import GridConfig, Setting, arm_folder, grid_results, run_grid, with_test_metrics
+from s3bert.files import file_name
+from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
 from s3bert.instability import instability
 from s3bert.lra_published import published_accuracy, published_change, published_under_noise
 from s3bert.lra_report import write_report
@@ -271,7 +272,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     top, results = Path(grid.output_dir), {}
     for arm in arguments.arms():
         logger.info("%s on %s", arm.label, arguments.task_name)
-        folder = arm_folder(top, arm.label)
+        folder = top / file_name(arm.label)
         results[arm.label] = grid_results(run_arm(arguments, splits, arm, replace(grid, output_dir=str(folder))))
         if epochs := arguments.self_pretrain_epochs:
             again = replace(grid, output_dir=str(folder / "after-self-pretraining"))

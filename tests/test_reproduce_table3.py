@@ -127,7 +127,10 @@ def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(co
     results = json.loads((tmp_path / "report" / "results.json").read_text())
     assert list(results["models"]) == [changed]
     assert results["tasks"] == {}
-    assert json.loads((tmp_path / "pretrained" / changed / "config.json").read_text())["smoother_norm"] == "layer"
+    assert (
+        json.loads((tmp_path / "pretrained/s3bert-smoother_norm-layer/config.json").read_text())["smoother_norm"]
+        == "layer"
+    )
     assert not (tmp_path / "corpus").exists()
 
 

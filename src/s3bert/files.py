@@ -1,6 +1,7 @@
 """Files that are whole or not there: written aside first, so that a kill or a full disk leaves what stood there before."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,3 +24,8 @@ def write_text(file: Path, text: str) -> None:
     """Writes a text file as a whole."""
     with replacing(file) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def file_name(label: str) -> str:
+    """A label with settings, "s3bert:smoother_norm=layer", as a name that every file system takes."""
+    return re.sub(r"[^\w.]+", "-", label).strip("-")

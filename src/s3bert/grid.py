@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -262,11 +261,6 @@ def _drop_what_is_not_needed(folder: Path, finished: list[Cell]) -> None:
             if cell is not setting.best_cell:
                 for weights in (folder / cell.name).glob("model*.safetensors"):
                     weights.unlink()
-
-
-def arm_folder(folder: Path, label: str) -> Path:
-    """Where the grid of one of several compared things is trained, by the thing's label."""
-    return folder / re.sub(r"[^\w.]+", "-", label).strip("-")
 
 
 def with_test_metrics(

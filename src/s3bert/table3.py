@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from .files import replacing
+from .files import file_name, replacing
 from .hub import Figure, write_model_card
 from .tasks.glue import GLUE_TASKS, TABLE_3
 
@@ -223,7 +223,7 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
     """Writes a model card for each pretrained checkpoint of a comparison, `MODEL.md`: its figures for the Hub, and all tables."""
     tables = "\n\n".join(_sections(results, "###"))
     for model, entry in results["models"].items():
-        title = f"{model.replace(':', '-').replace(',', '-')}-{results['size']}"
+        title = f"{file_name(model)}-{results['size']}"
         figures = [Figure("fill-mask", entry["corpus"], "validation", "loss", entry["eval_loss"])]
         for task, scores in results["tasks"].items():
             split = next(iter(GLUE_TASKS[task].evaluation_splits))
@@ -243,7 +243,7 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
             "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use."
         )
         write_model_card(
-            folder / f"{model}.md", title, model.partition(":")[0], summary, figures, facts, results["command"],
+            folder / f"{file_name(model)}.md", title, model.partition(":")[0], summary, figures, facts, results["command"],
             picture="pretraining.png", more=f"## Beside the other models\n\n{tables}\n\n![GLUE](glue.png)",
         )  # fmt: skip
 
