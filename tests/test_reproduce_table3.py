@@ -147,7 +147,7 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert, s3bert-paper"),
+        (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert"),
         (["--models", "bert", "bert"], "one is named twice"),
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
         (["--glue_config", "nowhere.yaml"], "glue_config = 'nowhere.yaml' is not a file"),
@@ -198,16 +198,14 @@ def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
 def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
     """95.8% of BERT, 4.8% over FNet, 0.3% over PoNet, by the table's own figures."""
     text = markdown(made_up(1))
-    assert "| s3bert-paper, measured | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
-    assert (
-        "| s3bert-paper, the paper's | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
-    )
+    assert "| s3bert, measured | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
+    assert "| s3bert, the paper's | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
     for whose in ("measured", "the paper's"):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| s3bert-paper, {whose}, % of BERT")]
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| s3bert, {whose}, % of BERT")]
         assert line.endswith("| 95.8 |")
     averages = {model: sum(scores.values()) / 8 for model, scores in PUBLISHED.items()}
-    assert round(averages["s3bert-paper"] / averages["fnet"], 3) == 1.048
-    assert round(averages["s3bert-paper"] / averages["ponet"], 3) == 1.003
+    assert round(averages["s3bert"] / averages["fnet"], 3) == 1.048
+    assert round(averages["s3bert"] / averages["ponet"], 3) == 1.003
     assert "± 1.00" in markdown(made_up(3))
     plot_scores(tmp_path / "scores.png", made_up(3))
     assert (tmp_path / "scores.png").stat().st_size > 10_000
