@@ -162,9 +162,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         splits = split_windows(dataset, series.values, context_length, horizon)
         if arguments.max_train_samples:
             splits["train"] = splits["train"].take(arguments.max_train_samples)
-        results[horizon], examples[horizon] = {}, {}
-        shown = splits["test"].batch(drawn_window(splits["test"]))
-        examples[horizon]["truth"] = shown["future_values"][0, :, -1].numpy()
+        results[horizon] = {}
+        drawn = splits["test"].batch(drawn_window(splits["test"]))
+        past, truth = (drawn[name][0, :, -1].numpy() for name in ("past_values", "future_values"))
+        examples[horizon] = {"past": past, "truth": truth}
         for text in arguments.model:
             logger.info("%s on %s, %d steps ahead", text, arguments.dataset_name, horizon)
             folder = None
@@ -179,11 +180,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 write_text(top / "results.md", forecast_page(arguments.dataset_name, dataset.horizons, results))
                 title = f"{arguments.dataset_name}, {series.names[-1]}"
                 lines = {
-                    steps: {"truth": found["truth"]}
+                    steps: {name: found[name] for name in ("past", "truth")}
                     | {name: found[model] for name, model in chosen(results[steps]).items()}
                     for steps, found in examples.items()
                 }
-                plot_forecasts(top / "forecasts.png", title, shown["past_values"][0, :, -1].numpy(), lines)
+                plot_forecasts(top / "forecasts.png", title, lines)
                 content = {"dataset": arguments.dataset_name, "context_length": context_length, "horizons": results}
                 write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
                 save_arguments(top / "arguments.yaml", arguments, grid)

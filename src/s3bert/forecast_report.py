@@ -201,18 +201,20 @@ def _cell(result: Mapping[str, Any] | None) -> str:
     return " / ".join(parts)
 
 
-def plot_forecasts(file: Path, title: str, past: np.ndarray, examples: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+def plot_forecasts(file: Path, title: str, examples: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     """Draws one variable: a panel a horizon with the context, the truth and each model's forecast.
 
     Args:
-        past: (L,). examples: by horizon, then by name, (horizon,); "truth" is among the names.
+        examples: by horizon, then by name, (horizon,); among the names are "truth", and "past", the context (L,).
     """
     figure, panels = plt.subplots(
         len(examples), 1, figsize=(10, 2.6 * len(examples)), squeeze=False, layout="constrained"
     )
     for axes, (horizon, lines) in zip(panels[:, 0], examples.items(), strict=True):
-        axes.plot(range(-len(past), 0), past, color="black", linewidth=1)
+        axes.plot(range(-len(lines["past"]), 0), lines["past"], color="black", linewidth=1)
         for name, values in lines.items():
+            if name == "past":
+                continue
             style = {"color": "black", "linewidth": 1.5} if name == "truth" else {"linewidth": 1}
             axes.plot(range(len(values)), values, label=name, **style)
         axes.axvline(-0.5, color="grey", linewidth=0.5)
