@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 }
                 plot_forecasts(top / "forecasts.png", title, lines)
                 content = {"dataset": arguments.dataset_name, "context_length": context_length, "horizons": results}
-                write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
+                write_text(top / "all_results.json", json.dumps(content) + "\n")
                 save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()
     print((top / "results.md").read_text(encoding="utf-8"))
