@@ -22,6 +22,7 @@ from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script, save_arguments
 from s3bert.files import replacing, write_text
+from s3bert.markdown import table
 from s3bert.models.mixers import build_mixer
 
 
@@ -77,16 +78,16 @@ def relative_error(name: str, size: int, length: int, head_size: int, scale: flo
     return (norms[0] / norms[1]).item()
 
 
-def table(errors: Mapping[str, list[dict]]) -> str:
+def error_table(errors: Mapping[str, list[dict]]) -> str:
     """A Markdown table: a row for each approximation and length, a column for each size."""
     sizes = sorted({cell["size"] for cells in errors.values() for cell in cells})
-    lines = ["| | tokens | " + " | ".join(map(str, sizes)) + " |", "|---" * (len(sizes) + 2) + "|"]
+    rows = []
     for name, cells in errors.items():
         for length in sorted({cell["length"] for cell in cells}):
             found = {cell["size"]: cell["errors"] for cell in cells if cell["length"] == length}
             values = [f"{mean(found[size]):.3g}" if size in found else "" for size in sizes]
-            lines.append(f"| {name} | {length} | {' | '.join(values)} |")
-    return "\n".join(lines)
+            rows.append([name, str(length), *values])
+    return table(["", "tokens", *map(str, sizes)], rows)
 
 
 def plot(file: Path, errors: Mapping[str, list[dict]]) -> None:
@@ -131,11 +132,11 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
         f"|approximation - matrix| / |matrix| in the spectral norm, mean of {arguments.num_draws} draws of normal queries and keys "
         f"of scale {arguments.scale:g} and size {arguments.head_size}, by sketch size."
     )
-    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{table(errors)}\n")
+    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{error_table(errors)}\n")
     plot(folder / "errors.png", errors)
     content = {"title": title, "description": description, **asdict(arguments), "errors": errors}
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
-    print(table(errors))
+    print(error_table(errors))
     return errors
 
 

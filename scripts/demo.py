@@ -18,6 +18,7 @@ from transformers import pipeline
 from transformers.hf_argparser import HfArg
 
 from s3bert.config import parse_arguments, run_as_script
+from s3bert.markdown import table
 from s3bert.tasks.glue import load_task
 
 
@@ -79,10 +80,12 @@ def main(argv: list[str] | None = None) -> None:
     labels = load_task(task, glue)["validation"]["label"]
     majority = max(Counter(labels).values()) / len(labels)
     without_skill = {"accuracy": majority, "matthews_correlation": 0.0}[finetuning["score_is"]]
-    print("\n| what | measured | knowing nothing but frequencies |\n|---|---|---|")
-    print(f"| masked-LM loss on held-out text, nats | {pretraining.metrics['loss']:.3f} | {unigram:.3f} |")
-    print(f"| masked-LM accuracy | {pretraining.metrics['accuracy']:.1%} | |")
-    print(f"| {task}, {finetuning['score_is']} | {finetuning['score_mean']:.3f} | {without_skill:.3f} |")
+    rows = [
+        ["masked-LM loss on held-out text, nats", f"{pretraining.metrics['loss']:.3f}", f"{unigram:.3f}"],
+        ["masked-LM accuracy", f"{pretraining.metrics['accuracy']:.1%}", ""],
+        [f"{task}, {finetuning['score_is']}", f"{finetuning['score_mean']:.3f}", f"{without_skill:.3f}"],
+    ]
+    print("\n" + table(["what", "measured", "knowing nothing but frequencies"], rows))
     print(f"\n{time.time() - started:.0f} seconds; models, logs and curves are in {output_dir}")
 
 

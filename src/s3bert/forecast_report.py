@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 
 from .config import named_settings
 from .files import replacing
+from .markdown import table
 
 
 # Wang et al., Table 2: (MSE, MAE) at the four horizons. The journal prints "ETTh2" over the first; its lengths and the
@@ -63,8 +64,8 @@ def chosen(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def forecast_overview(runs: Iterable[Mapping[str, Any]], horizons: Mapping[str, tuple[int, ...]]) -> str:
-    """Markdown tables of test MSE and MAE: a row a dataset and horizon, a column a kind of forecaster (its variant by `chosen`),
-    the papers' beside; below each, in how many rows S3 is at or under the others.
+    """Markdown tables of test MSE and MAE: a row a dataset, context and horizon, a column a kind of forecaster (its variant by
+    `chosen`), the papers' beside; below each, in how many rows S3 is at or under the others.
 
     Args:
         runs: the `all_results.json` of forecasting runs. horizons: each dataset's own.
@@ -76,31 +77,37 @@ def forecast_overview(runs: Iterable[Mapping[str, Any]], horizons: Mapping[str, 
             dataset = content["dataset"]
             for horizon, results in content["horizons"].items():
                 errors = {name: seed_errors(results[model], metric) for name, model in chosen(results).items()}
-                row = rows[f"{dataset} {horizon}"] = {name: mean(values) for name, values in errors.items() if values}
+                label = f"{dataset}, {content['context_length']} to {horizon}"
+                row = rows[label] = {name: mean(values) for name, values in errors.items() if values}
                 papers = published(dataset, horizons[dataset], int(horizon))
                 row |= {name: values[place] for name, values in papers.items()}
         parts += [_rows_of_errors(metric.upper(), rows), _counts(rows)]
     return "\n\n".join(parts)
 
 
+def _columns(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """All rows' columns, the papers' last."""
+    return sorted({name: None for row in rows.values() for name in row}, key=lambda name: name in PUBLISHED)
+
+
 def _rows_of_errors(corner: str, rows: Mapping[str, Mapping[str, float]]) -> str:
-    names = sorted({name: None for row in rows.values() for name in row}, key=lambda name: name in PUBLISHED)
-    lines = [[corner, *names], ["---"] * (1 + len(names))]
-    for label, row in rows.items():
-        lines.append([label, *(f"{row[name]:.3f}" if name in row else "" for name in names)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    names = _columns(rows)
+    lines = [[label, *(f"{row[name]:.3f}" if name in row else "" for name in names)] for label, row in rows.items()]
+    return table([corner, *names], lines)
 
 
 def _counts(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """A list: each kind of S3 against every other column, equal where equal in print."""
-    names = {name: None for row in rows.values() for name in row}
+    """A Markdown table: each kind of S3 against every other column, equal where equal in print."""
+    names = _columns(rows)
     lines = []
     for name in (name for name in names if name.split(",")[0] == "s3"):
-        for other in (other for other in names if other != name):
+        line = [name]
+        for other in names:
             both = [row for row in rows.values() if name in row and other in row]
             under = sum(round(row[name], 3) <= round(row[other], 3) for row in both)
-            lines.append(f"- {name}: at or under {other} in {under} of {len(both)}")
-    return "\n".join(lines)
+            line.append("" if other == name else f"{under} of {len(both)}")
+        lines.append(line)
+    return table(["at or under", *names], lines)
 
 
 def seed_errors(result: Mapping[str, Any], metric: str) -> list[float]:
@@ -137,14 +144,12 @@ def forecast_table(
         horizons: the dataset's own. results: by horizon, then by model.
     """
     models = list(dict.fromkeys(model for found in results.values() for model in found))
-    rows = [["", *(str(horizon) for horizon in results)], ["---"] * (1 + len(results))]
-    for model in models:
-        rows.append([model, *(_cell(results[horizon].get(model)) for horizon in results)])
+    rows = [[model, *(_cell(results[horizon].get(model)) for horizon in results)] for model in models]
     for name in PUBLISHED:
         cells = [published(dataset, horizons, horizon).get(name) for horizon in results]
         if any(cells):
             rows.append([name, *("" if cell is None else f"{cell[0]:.3f} / {cell[1]:.3f}" for cell in cells)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table(["", *map(str, results)], rows)
 
 
 def dropped_batch_note(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -179,14 +184,14 @@ def validation_table(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> 
     for (model, _), values in rows.items():
         for horizon, value in values.items():
             least[kind(model), horizon] = min(value, least.get((kind(model), horizon), value))
-    lines = [["validation MSE", "setting", *(str(horizon) for horizon in results)], ["---"] * (2 + len(results))]
+    lines = []
     for (model, setting), values in rows.items():
         cells = [f"{values[horizon]:.4f}" if horizon in values else "" for horizon in results]
         for place, horizon in enumerate(results):
             if values.get(horizon) == least.get((kind(model), horizon), 0):
                 cells[place] = f"**{cells[place]}**"
         lines.append([model, setting, *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
+    return table(["validation MSE", "setting", *map(str, results)], lines) if lines else ""
 
 
 def _cell(result: Mapping[str, Any] | None) -> str:

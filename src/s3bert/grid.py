@@ -23,6 +23,7 @@ from transformers.hf_argparser import HfArg
 
 from .checkpoints import publish
 from .files import write_text
+from .markdown import table
 from .training import TrainingConfig, TrainingResult, process_state
 
 
@@ -301,10 +302,7 @@ def grid_results(settings: list[Setting]) -> dict[str, Any]:
 
 def settings_table(settings: list[Setting], score_name: str) -> str:
     """A Markdown table of all settings, scores times 100, the best first."""
-    lines = [
-        f"| learning rate | batch | epochs | {score_name}, mean | std | seeds: score |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for setting in settings:
         first = setting.cells[0]
         each = ", ".join(
@@ -312,7 +310,6 @@ def settings_table(settings: list[Setting], score_name: str) -> str:
         )
         average = "failed" if setting.mean is None else f"{100 * setting.mean:.2f}"
         spread = "" if setting.std is None else f"{100 * setting.std:.2f}"
-        lines.append(
-            f"| {first.learning_rate:g} | {first.batch_size} | {first.num_train_epochs:g} | {average} | {spread} | {each} |"
-        )
-    return "\n".join(lines)
+        tried = [f"{first.learning_rate:g}", str(first.batch_size), f"{first.num_train_epochs:g}"]
+        rows.append([*tried, average, spread, each])
+    return table(["learning rate", "batch", "epochs", f"{score_name}, mean", "std", "seeds: score"], rows)

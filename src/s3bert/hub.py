@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from yaml import YAMLError
 
 from .files import replacing, write_text
+from .markdown import table
 
 
 @dataclass
@@ -96,17 +97,17 @@ def write_model_card(
         eval_results=results or None,
         base_model=base_model,
     )
-    measured = [f"| {f.dataset_in_words} ({f.split}) | {f.metric} | {f.value:.4f} |" for f in figures]
+    measured = [[f"{f.dataset_in_words} ({f.split})", f.metric, f"{f.value:.4f}"] for f in figures]
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {title}",
         summary,
         "## Results",
-        "\n".join(["| data | metric | value |", "|---|---|---|", *measured]),
+        table(["data", "metric", "value"], measured),
         f"![losses]({picture})" if picture else "",
         more,
         "## Training",
-        "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]),
+        table(["", ""], [[name, str(value)] for name, value in facts.items()]),
         f"```sh\n{command}\n```",
         "## Use",
         f"```python\n{_LOAD[task].format(folder=title)}\n```",

@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from .config import named_settings
 from .files import replacing, write_text
 from .lra_published import published_accuracy, tasks_in_order
+from .markdown import table
 
 
 def write_report(
@@ -50,12 +51,12 @@ def lra_overview(runs: Iterable[Mapping[str, Any]]) -> str:
         for label, result in content["arms"].items():
             measured.setdefault(named_settings(label)[0], {})[content["task"]] = measured_accuracy(result)
     tasks = tasks_in_order(task for found in measured.values() for task in found)
-    rows = [["", *tasks], ["---"] * (len(tasks) + 1)]
+    rows = []
     for mixer, found in measured.items():
         rows.append([mixer, *(found.get(task, "") for task in tasks)])
         if any(published := [published_accuracy(task, mixer) for task in tasks]):
             rows.append([f"{mixer}, the papers'", *published])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table(["", *tasks], rows)
 
 
 def lra_table(
@@ -77,7 +78,7 @@ def lra_table(
     cells = [cell for result in results.values() for setting in result["settings"] for cell in setting["cells"]]
     probes = ("incoherence", "instability")
     measures = sorted({name for cell in cells for name in cell["metrics"] if name.startswith(probes)})
-    rows = [head + [name.replace("_", " ") for name in measures]]
+    rows = []
     wholes = results[against]["settings"] if against in results else []
     base = {whole["name"]: mean(tests) for whole in wholes if (tests := _percentages(whole, "test_accuracy"))}
     for name, result in results.items():
@@ -97,8 +98,7 @@ def lra_table(
                 values = [cell["metrics"][measure] for cell in setting["cells"] if measure in cell["metrics"]]
                 row.append(f"{mean(values):.3g}" if values else "")
             rows.append(row)
-    rows.insert(1, ["---"] * len(rows[0]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table([*head, *(name.replace("_", " ") for name in measures)], rows)
 
 
 def measured_accuracy(result: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from .files import replacing
+from .markdown import table
 from .peers import PEERS
 from .speed_results import Record
 
@@ -104,9 +105,9 @@ def _mode_section(mode: str, results: Record) -> str:
     models = list(dict.fromkeys(r["model"] for r in results["speed"] if (r["model"], r["length"]) in speed))
     lengths = sorted({r["length"] for r in results["speed"] if r["mode"] == mode})
 
-    def table(title: str, columns: list[str], rows: dict[str, list[str]]) -> str:
-        lines = [["model", *columns], ["---"] * (len(columns) + 1), *([model, *row] for model, row in rows.items())]
-        return f"### {title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    def part(title: str, columns: list[str], rows: dict[str, list[str]]) -> str:
+        lines = [[model, *row] for model, row in rows.items()]
+        return f"### {title}\n\n{table(['model', *columns], lines)}"
 
     def cells(source: dict, model: str, text) -> list[str]:
         return [text(source[model, length]) if (model, length) in source else _NONE for length in lengths]
@@ -116,12 +117,12 @@ def _mode_section(mode: str, results: Record) -> str:
         return _NONE if value is None else f"{round(value, 2) + 0.0:+.2f}"  # no -0.00
 
     parts = [
-        table(
+        part(
             "Tokens per second, and half the distance of the quartiles",
             [*map(str, lengths), "exponent of time per token, from 512"],
             {model: [*cells(speed, model, _tokens_per_second), exponent(model)] for model in models},
         ),
-        table(
+        part(
             f"Speed relative to {results['settings']['baseline']}, and quartiles",
             [*map(str, lengths)],
             {model: cells(speed, model, _relative) for model in models},
@@ -131,13 +132,13 @@ def _mode_section(mode: str, results: Record) -> str:
     columns = [f"steps/s {length}" for length in lengths]
     if memory:
         mebibytes = {model: cells(memory, model, lambda r: f"{r['peak_bytes'] / 2**20:,.0f}") for model in models}
-        parts.append(table("Peak memory, MiB", [*map(str, lengths)], mebibytes))
+        parts.append(part("Peak memory, MiB", [*map(str, lengths)], mebibytes))
         mebibytes = {model: cells(memory, model, lambda r: f"{r['model_bytes'] / 2**20:,.0f}") for model in models}
         title = "Weights and buffers, MiB (for inference S3BERT's hold folded filters)"
-        parts.append(table(title, [*map(str, lengths)], mebibytes))
+        parts.append(part(title, [*map(str, lengths)], mebibytes))
         columns += [f"GB {length}" for length in lengths]
         steps = {m: row + cells(memory, m, lambda r: f"{r['peak_bytes'] / 1e9:.3g}") for m, row in steps.items()}
-    parts.append(table("Steps per second and peak memory (the layout of the paper's Table 4)", columns, steps))
+    parts.append(part("Steps per second and peak memory (the layout of the paper's Table 4)", columns, steps))
     return "\n\n".join([f"## {mode.replace('_', ' ').capitalize()}", *parts])
 
 

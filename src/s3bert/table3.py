@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 
 from .files import file_name, replacing
 from .hub import Figure, write_model_card
+from .markdown import table
 from .tasks.glue import GLUE_TASKS, TABLE_3
 
 
@@ -93,11 +94,6 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     return sections
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _scores(results: Mapping[str, Any], models: list[str], tasks: list[str]) -> str:
     """Mean and standard deviation over seeds, and the paper's for the same tasks; each also as percentages of BERT's."""
     rows, measured, paper = [], {}, {}
@@ -112,7 +108,7 @@ def _scores(results: Mapping[str, Any], models: list[str], tasks: list[str]) -> 
     rows += _percentages("measured", measured)
     rows += [[f"{model}, the paper's", *(f"{score:.2f}" for score in scores)] for model, scores in paper.items()]
     rows += _percentages("the paper's", paper)
-    return _table(["", *tasks, average_name(tasks)], rows)
+    return table(["", *tasks, average_name(tasks)], rows)
 
 
 def _percentages(whose: str, scores: Mapping[str, list[float]]) -> list[list[str]]:
@@ -149,7 +145,7 @@ def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
             model, f"{entry['parameters'] / 1e6:.2f} M", f"{entry['learning_rate']:g}", f"{entry['warmup_share']:.0%}", f"{entry['steps']:,}",
             f"{entry['tokens']:,}", f"{entry['seconds'] / 3600:.2f}", f"{entry['eval_loss']:.3f}", f"{below:.3f}",
         ])  # fmt: skip
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _search(results: Mapping[str, Any], models: list[str]) -> str:
@@ -159,7 +155,7 @@ def _search(results: Mapping[str, Any], models: list[str]) -> str:
         columns = [f"{tried['learning_rate']:g}, {tried['warmup_share']:.0%}" for tried in search] or columns
         losses = [tried["eval_loss"] for tried in search]
         rows.append([model, *("failed" if loss is None else f"{loss:.3f}" for loss in losses)])
-    return _table(["held-out loss", *columns], rows)
+    return table(["held-out loss", *columns], rows)
 
 
 def plot_scores(file: Path, results: Mapping[str, Any]) -> None:

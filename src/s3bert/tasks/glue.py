@@ -18,6 +18,7 @@ import numpy as np
 from datasets import Dataset
 
 from ..files import replacing
+from ..markdown import table
 from .sources import load_source, parse_sources
 from .synthetic import synthetic_acceptability
 
@@ -316,15 +317,15 @@ def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]
         results: by task, with `score_is`, `score_mean`, `score_std`, `score_best` and
             `not_the_official_data`. not_run: reason by task.
     """
-    lines = ["| task | score | mean | std | best seed | data |", "|---|---|---|---|---|---|"]
+    rows = []
     for name, result in results.items():
         std = "" if result["score_std"] is None else f"{100 * result['score_std']:.2f}"
         data = "; ".join(result["not_the_official_data"]) or "official"
-        scores = f"{100 * result['score_mean']:.2f} | {std} | {100 * result['score_best']:.2f}"
-        lines.append(f"| {name} | {result['score_is']} | {scores} | {data} |")
+        scores = [f"{100 * result['score_mean']:.2f}", std, f"{100 * result['score_best']:.2f}"]
+        rows.append([name, result["score_is"], *scores, data])
     label, mean = average({name: result["score_mean"] for name, result in results.items()})
     _, best = average({name: result["score_best"] for name, result in results.items()})
-    lines.append(f"| {label} | | {100 * mean:.2f} | | {100 * best:.2f} | |")
-    lines += [f"| {name} | not run | | | | {reason} |" for name, reason in not_run.items()]
+    rows.append([label, "", f"{100 * mean:.2f}", "", f"{100 * best:.2f}", ""])
+    rows += [[name, "not run", "", "", "", reason] for name, reason in not_run.items()]
     figures = {label: mean, f"{label}_of_best_seeds": best, "tasks": dict(results), "not_run": dict(not_run)}
-    return figures, "\n".join(lines)
+    return figures, table(["task", "score", "mean", "std", "best seed", "data"], rows)
