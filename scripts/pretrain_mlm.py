@@ -21,11 +21,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTr
 from transformers.hf_argparser import HfArg
 
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
-from s3bert.config import close_match, parse_arguments, run_as_script, save_arguments
+from s3bert.config import close_match, override_config, parse_arguments, run_as_script, save_arguments
 from s3bert.files import write_text
 from s3bert.hub import Figure, push_folder, write_model_card
+from s3bert.measure import training_flops
 from s3bert.models.sparse_peers import SPARSE_PEERS
 from s3bert.runlog import plot_losses
+from s3bert.speed_results import machine
 from s3bert.tasks.corpus import Corpus, CorpusArguments, prepare_corpus
 from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences, StreamedMlmBatches
 from s3bert.tasks.sources import parse_sources
@@ -92,13 +94,7 @@ def build_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, b
     else:
         config = AutoConfig.from_pretrained(arguments.model_name_or_path or arguments.config_name, **remote)
     if arguments.config_overrides:
-        for entry in arguments.config_overrides.split(","):
-            name = entry.partition("=")[0].strip()
-            if not hasattr(config, name):
-                raise ValueError(
-                    f"--config_overrides: {config.model_type} has no {name!r}.{close_match(name, vars(config))}"
-                )
-        config.update_from_string(arguments.config_overrides)
+        override_config(config, arguments.config_overrides)
 
     vocab_size = len(tokenizer)
     if arguments.model_name_or_path is None:
@@ -154,8 +150,20 @@ def corpus_name(corpus: Corpus | StreamingCorpus) -> str:
     return " + ".join(part.title for source in sources for part in parse_sources(source))
 
 
-def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, training: TrainingConfig, command: str):
-    """Writes what the run measured: `all_results.json`, the loss curve, and the model card."""
+def publish(
+    result: TrainingResult,
+    model: PreTrainedModel,
+    corpus: Corpus,
+    training: TrainingConfig,
+    flops: float,
+    device: str,
+    command: str,
+):
+    """Writes what the run measured: `all_results.json`, the loss curve, and the model card.
+
+    Args:
+        flops: of training on a token, as `measure.training_flops` counts. device: what trained, "cuda:0".
+    """
     folder = Path(training.output_dir)
     parameters = model.num_parameters()
     unigram = corpus.manifest["unigram_entropy"]["validation"]
@@ -169,11 +177,13 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
         "corpus": corpus_name(corpus),
         "unigram_entropy": unigram,
         "parameters": parameters,
+        "train_flops_per_token": round(flops),
+        "machine": machine(device),
     }
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
     figures = [
-        Figure("fill-mask", corpus_name(corpus), "validation", name, result.metrics[name])
+        Figure("fill-mask", "validation", name, result.metrics[name], corpus_name(corpus))
         for name in ("loss", "perplexity", "accuracy")
         if name in result.metrics
     ]
@@ -186,6 +196,7 @@ def publish(result: TrainingResult, model: PreTrainedModel, corpus: Corpus, trai
         "peak learning rate": training.learning_rate,
         "seed": training.seed,
         "unigram entropy of the held-out tokens": f"{unigram:.4f} nats",
+        **results["machine"],
     }
     summary = (
         f"A {model.config.model_type} encoder of {parameters:,} parameters, pretrained by masked language modelling on "
@@ -230,11 +241,14 @@ def main(argv: list[str] | None = None) -> TrainingResult:
     if processes.is_main_process:
         save_arguments(folder / "arguments.yaml", model_arguments, data, mlm, training)
 
+    # At a block's length and a micro-batch's size, before several processes share the model.
+    sample = {name: rows[: training.per_device_train_batch_size] for name, rows in held_out.batches[0].items()}
+    flops = training_flops(model, sample) / sample["input_ids"].numel()
     result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer)
     if processes.is_main_process:
         words = argv if argv is not None else sys.argv[1:]
         command = shlex.join(["accelerate", "launch", "scripts/pretrain_mlm.py", *words])
-        publish(result, model, corpus, training, command)
+        publish(result, model, corpus, training, flops, str(processes.device), command)
         if mlm.push_to_hub:
             push_folder(folder, mlm.hub_model_id)
     processes.wait_for_everyone()

@@ -38,16 +38,18 @@ def main(argv: list[str] | None = None) -> str | None:
         ValueError: the folder is not fit to be published; the message lists why.
     """
     (arguments,) = parse_arguments((PushArguments,), argv, __doc__)
-    folder = Path(arguments.folder)
-    if arguments.card:
-        adopt_card(Path(arguments.card), folder)
-    if found := problems(folder):
+    folder, card = Path(arguments.folder), Path(arguments.card) if arguments.card else None
+    if found := problems(folder, card):
         raise ValueError(f"{folder} is not fit to be published:\n" + "\n".join(f"- {problem}" for problem in found))
+    if card and not arguments.dry_run:
+        adopt_card(card, folder)
     files = files_to_push(folder)
     for file in files:
         print(f"{file.stat().st_size:>14,}  {file.relative_to(folder)}")
     print(f"{sum(file.stat().st_size for file in files):>14,}  bytes in {len(files)} files")
     if arguments.dry_run:
+        if card:
+            print(f"{card} would become README.md, with the pictures it shows.")
         return None
     repository = push_folder(folder, arguments.hub_model_id)
     print(f"https://huggingface.co/{repository}")

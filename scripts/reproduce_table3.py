@@ -7,7 +7,8 @@ Every model reads the same packed corpus in the same batches with the same mask 
 batches. Each run is a job, `scripts/pretrain_mlm.py` or `scripts/run_glue.py` in a folder of its own under the output folder.
 A finished job is never run again, and one that was cut off goes on from its checkpoint: give the same command again.
 Whenever a job ends the output folder's `report/` is written anew: `results.json`, `results.md` (measured, the paper's, and
-both as percentages of BERT), `glue.png`, `pretraining.png`, a model card for each model, and in `runs/` the jobs' own files.
+both as percentages of BERT), `glue.png`, `pretraining.png`, a model card for each model, and in `runs/` the jobs' own files,
+which every number comes from.
 
 A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that configuration if need be, as in
 `s3bert:num_segments=4,smoother_norm=layer`: an ablation is one more entry.
@@ -18,20 +19,21 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from tqdm.auto import tqdm
+from transformers import AutoConfig
 from transformers.hf_argparser import HfArg
 
-from s3bert.config import parse_arguments, run_as_script, save_arguments
+from s3bert.config import DIVERGED, override_config, parse_arguments, run_as_script, save_arguments
 from s3bert.files import file_name, write_text
 from s3bert.jobs import Job, run_jobs
 from s3bert.runlog import read_log
-from s3bert.speed_results import machine
 from s3bert.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
 
@@ -39,6 +41,7 @@ from s3bert.tasks.glue import TABLE_3, save_tasks
 ROOT = Path(__file__).parents[1]
 Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
 _SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget
+_RESULT = "all_results.json"
 
 
 @dataclass
@@ -74,7 +77,9 @@ class Budget:
         default_factory=lambda: ["all"],
     )
     jobs: int = HfArg(help="jobs side by side; they share the CPU's cores", default=1)
-    num_processes: int = HfArg(help="processes of each job, by accelerate launch; 1 for none of it", default=1)
+    num_processes: int = HfArg(
+        help="processes of each pretraining, by accelerate launch: one for each GPU; 1 for none of it", default=1
+    )
     pack: bool = HfArg(
         help="train nothing, but put the packed corpus and the GLUE rows into output_dir, for a machine without a network: "
         "carry the folder there, and give the same command without --pack",
@@ -94,6 +99,8 @@ class Budget:
                 raise ValueError(
                     f"models: no {self.model_file(model)}. Of size {self.size} there is: {there or 'nothing'}."
                 )
+            if changes := model.partition(":")[2]:
+                override_config(AutoConfig.from_pretrained(self.model_file(model)), changes)
         if "none" in self.task_name and len(self.task_name) > 1:
             raise ValueError(f"task_name = {' '.join(self.task_name)}: give none, or tasks.")
         for name in ("pretrain_config", "glue_config")[: 1 + self.finetunes]:
@@ -117,6 +124,12 @@ class Budget:
     def model_file(self, model: str) -> Path:
         return ROOT / "configs" / "model" / f"{model.partition(':')[0]}-{self.size}.json"
 
+    def files(self) -> dict[str, Path]:
+        """The files that say what is done, by their names in the comparison's folder."""
+        files = [self.model_file(model) for model in self.models]
+        recipes = {"pretrain.yaml": self.pretrain_config} | ({"glue.yaml": self.glue_config} if self.finetunes else {})
+        return {file.name: file for file in files} | {name: Path(file) for name, file in recipes.items()}
+
     def steps(self, tokens: float) -> int:
         """Optimiser steps that read so many tokens; packed blocks have no padding."""
         entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
@@ -124,9 +137,9 @@ class Budget:
         return max(1, round(tokens / (sequences * self.num_processes * self.max_seq_length)))
 
     def command(self, script: str, *words: object) -> tuple[str, ...]:
-        """A script of this project with arguments, by accelerate where there are several processes."""
+        """A script of this project with arguments; pretraining by accelerate where there are several processes."""
         launcher = ["-m", "accelerate.commands.launch", "--num_processes", self.num_processes]
-        several = self.num_processes > 1 and script != "prepare_corpus.py"
+        several = self.num_processes > 1 and script == "pretrain_mlm.py"
         return tuple(map(str, (sys.executable, *(launcher if several else []), ROOT / "scripts" / script, *words)))
 
     def in_words(self, corpus: str) -> str:
@@ -152,6 +165,21 @@ class Comparison:
         self.corpus = given if self.prepared else self.folder / "corpus"
         self.reported = self.folder / "report"
         self.packed_glue = self.folder / "glue-data"
+
+    def keep_files(self) -> None:
+        """Copies the files that say what is done into the folder.
+
+        Raises:
+            ValueError: one has changed since the comparison began: what is finished was done by another.
+        """
+        for name, file in self.budget.files().items():
+            copy, text = self.folder / "configs" / name, file.read_text(encoding="utf-8")
+            if copy.exists() and copy.read_text(encoding="utf-8") != text:
+                raise ValueError(
+                    f"{file} is not what this comparison began with, which is {copy}: change it back to go on, or start "
+                    "afresh in another --output_dir."
+                )
+            write_text(copy, text)
 
     def prepare(self) -> None:
         """Tokenises and packs the corpus, unless it is there."""
@@ -192,16 +220,26 @@ class Comparison:
         print(f"{self.folder}: {size:.1f} MB, the corpus and {', '.join(rows) or 'no GLUE rows'}.")
 
     def run(self) -> None:
-        """All stages; each is skipped as far as it was done before."""
+        """All stages; each is skipped as far as it was done before.
+
+        Raises:
+            ValueError: fewer devices than processes; every setting of a model diverged.
+        """
         budget = self.budget
+        if budget.num_processes > max(1, devices := torch.accelerator.device_count()):
+            raise ValueError(  # accelerate would start one process in silence, and train on a part of the tokens
+                f"num_processes = {budget.num_processes}: this machine has {devices} GPUs, and accelerate starts one process for "
+                f"each. Give --num_processes {max(1, devices)}, with a --pretrain_config whose batches are as large in all."
+            )
         self.prepare()
         if budget.minutes is not None:  # one at a time: a neighbour would slow them down
-            self._run(
-                [self._pretraining("speed", model, _SPEED_STEPS, budget.settings[0]) for model in budget.models],
-                1,
-            )
+            often = ("--logging_steps", _SPEED_STEPS // 3)  # the first third, which starts up, does not count
+            setting = budget.settings[0]
+            self._run([self._pretraining("speed", model, _SPEED_STEPS, setting, *often) for model in budget.models], 1)
         if len(budget.settings) > 1:
-            self._run([self._trial(model, setting) for setting in budget.settings for model in budget.models])
+            steps = {model: max(1, round(budget.search_share * self.steps(model))) for model in budget.models}
+            trials = itertools.product(budget.settings, budget.models)
+            self._run([self._pretraining("search", model, steps[model], setting) for setting, model in trials])
         runs = [self._pretraining("pretrained", model, self.steps(model), self.best(model)) for model in budget.models]
         glue = [self._finetuning(model, run) for model, run in zip(budget.models, runs)] if budget.finetunes else []
         self._run(runs + glue)
@@ -210,61 +248,70 @@ class Comparison:
         """Optimiser steps of a model's pretraining, by its measured speed where minutes are the budget."""
         if self.budget.minutes is None:
             return self.budget.steps(self.budget.tokens)
-        speed = _read(self.folder / "speed" / file_name(model) / "all_results.json")["train_tokens_per_second"]
+        records = read_log(self._folder("speed", model) / "log.jsonl")
+        first, *_, last = [record for record in records if "tokens" in record]
+        speed = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
         return self.budget.steps(60 * self.budget.minutes * speed)
 
-    def search(self, model: str) -> dict[Setting, float | None]:
-        """Held-out loss by setting tried; None for one that failed."""
-        if len(self.budget.settings) == 1:
-            return {}
-        files = {setting: self._trial(model, setting).result for setting in self.budget.settings}
-        return {setting: _read(file)["eval_loss"] if file.exists() else None for setting, file in files.items()}
+    def search(self, model: str) -> list[dict[str, Any]]:
+        """Each setting tried, its held-out loss and the file that says so; None for both where it diverged."""
+        found = []
+        for rate, warmup in self.budget.settings if len(self.budget.settings) > 1 else ():
+            folder = self._folder("search", model, (rate, warmup))
+            loss = _result(folder).get("eval_loss")
+            file = None if loss is None else _copied(folder)
+            found.append({"learning_rate": rate, "warmup_share": warmup, "eval_loss": loss, "file": file})
+        return found
 
     def best(self, model: str) -> Setting:
         """The setting with the lowest held-out loss.
 
         Raises:
-            ValueError: all that were tried failed.
+            ValueError: all that were tried diverged.
         """
         if len(self.budget.settings) == 1:
             return self.budget.settings[0]
-        losses = {setting: loss for setting, loss in self.search(model).items() if loss is not None}
-        if not losses:
-            raise ValueError(f"{model}: every learning rate of {self.budget.learning_rates} failed; try lower ones.")
-        return min(losses, key=losses.get)
+        found = [tried for tried in self.search(model) if tried["eval_loss"] is not None]
+        if not found:
+            raise ValueError(
+                f"{model} diverged under every learning rate of {self.budget.learning_rates}; try lower ones. What each said: "
+                f"{self.folder / 'search'}/*/failed.txt"
+            )
+        best = min(found, key=lambda tried: tried["eval_loss"])
+        return best["learning_rate"], best["warmup_share"]
 
     def results(self) -> dict[str, Any]:
         """Everything that finished jobs have written, each part with the file of `report/` it comes from."""
         models, tasks = {}, {}
+        kept = ("corpus", "parameters", "train_flops_per_token", "eval_loss", "unigram_entropy", "machine")
         for model in self.budget.models:
-            run = self._result_of("pretrained", model)
-            if not run:
+            folder = self._folder("pretrained", model)
+            if not (run := _result(folder)):
                 continue
             rate, warmup = self.best(model)
             models[model] = {
                 "learning_rate": rate,
                 "warmup_share": warmup,
-                "search": [
-                    {"learning_rate": tried[0], "warmup_share": tried[1], "eval_loss": loss}
-                    for tried, loss in self.search(model).items()
-                ],
+                "search": self.search(model),
                 "steps": run["train_steps"],
                 "tokens": run["train_tokens"],
                 "seconds": run["train_runtime"],
-            } | {name: run[name] for name in ("file", "corpus", "parameters", "eval_loss", "unigram_entropy")}
+                "file": _copied(folder),
+                "log": _copied(folder, "log.jsonl"),
+            } | {name: run[name] for name in kept}
         for model in models:
-            found = self._result_of("glue", model)
+            folder = self._folder("glue", model)
+            found = _result(folder)
             by_task = found.get("tasks", {found["task"]: found} if "task" in found else {})
             for task, scores in by_task.items():
                 entry = tasks.setdefault(task, {"not_the_official_data": scores["not_the_official_data"], "models": {}})
-                entry["models"][model] = seed_scores(scores) | {"file": found["file"]}
+                entry["models"][model] = seed_scores(scores) | {"file": _copied(folder)}
         complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(self.budget.models)}
         results = {
             "title": "Table 3 under one budget",
             "budget": self.budget.in_words(next((entry["corpus"] for entry in models.values()), "")),
             "size": self.budget.size,
             "command": self.command,
-            "machine": machine("cpu"),
             "models": models,
             "tasks": {task: complete[task] for task in TABLE_3 if task in complete}
             | {task: entry for task, entry in complete.items() if task not in TABLE_3},
@@ -276,57 +323,52 @@ class Comparison:
         results = self.results()
         if not results["models"]:
             return results
-        for kind in ("pretrained", "glue"):
-            for model in results["models"]:
-                if (file := self._result_file(kind, model)).exists():
-                    write_text(self.reported / _copied(kind, model), file.read_text(encoding="utf-8"))
+        for folder in self._reported_folders(results["models"]):
+            for name in (_RESULT, "log.jsonl"):
+                if (file := folder / name).exists():
+                    write_text(self.reported / _copied(folder, name), file.read_text(encoding="utf-8"))
         write_text(self.reported / "results.json", json.dumps(results, indent=1) + "\n")
         write_text(self.reported / "results.md", markdown(results))
         write_cards(self.reported, results)
-        runs = {
-            model: read_log(self.folder / "pretrained" / file_name(model) / "log.jsonl") for model in results["models"]
-        }
+        runs = {model: read_log(self._folder("pretrained", model) / "log.jsonl") for model in results["models"]}
         unigram = next(iter(results["models"].values()))["unigram_entropy"]
         plot_pretraining(self.reported / "pretraining.png", runs, unigram, results["title"])
         if results["tasks"]:
             plot_scores(self.reported / "glue.png", results)
         return results
 
-    def _result_file(self, kind: str, model: str) -> Path:
-        return self.folder / kind / file_name(model) / "all_results.json"
+    def _folder(self, kind: str, model: str, setting: Setting | None = None) -> Path:
+        """A job's own; the setting is part of its name where several are tried."""
+        suffix = f"-lr{setting[0]:g}-warmup{setting[1]:g}" if setting else ""
+        return self.folder / kind / file_name(model + suffix)
 
-    def _result_of(self, kind: str, model: str) -> dict[str, Any]:
-        """What a finished job wrote, with the name of its copy in the report as `file`; {} before that."""
-        file = self._result_file(kind, model)
-        return _read(file) | {"file": _copied(kind, model)} if file.exists() else {}
+    def _reported_folders(self, models: Iterable[str]) -> Iterator[Path]:
+        """Those of the jobs that the report's numbers come from."""
+        for model in models:
+            yield from (self._folder(kind, model) for kind in ("speed", "pretrained", "glue"))
+            yield from (self._folder("search", model, setting) for setting in self.budget.settings)
 
-    def _trial(self, model: str, setting: Setting) -> Job:
-        steps = max(1, round(self.budget.search_share * self.steps(model)))
-        suffix = f"-lr{setting[0]:g}-warmup{setting[1]:g}"
-        return self._pretraining("search", model, steps, setting, suffix, optional=True)
-
-    def _pretraining(
-        self, kind: str, model: str, steps: int, setting: Setting, suffix: str = "", optional: bool = False
-    ) -> Job:
-        name, (rate, warmup) = model + suffix, setting
+    def _pretraining(self, kind: str, model: str, steps: int, setting: Setting, *more: object) -> Job:
+        trial, (rate, warmup) = kind == "search", setting
         changes = model.partition(":")[2]
-        folder = self.folder / kind / file_name(name)
+        folder = self._folder(kind, model, setting if trial else None)
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
         # Positions beyond a block's would stay as they were drawn.
         positions = f"max_position_embeddings={self.budget.max_seq_length}"
         words += ["--config_overrides", f"{positions},{changes}" if changes else positions]
         words += ["--dataset_name", self.corpus, "--learning_rate", rate, "--max_train_steps", steps]
         words += ["--num_warmup_steps", round(warmup * steps), "--output_dir", folder]
-        command = self.budget.command("pretrain_mlm.py", *words, "--resume_from_checkpoint", "latest")
-        return Job(f"{kind} {name}", command, folder, folder / "all_results.json", optional=optional, steps=steps)
+        command = self.budget.command("pretrain_mlm.py", *words, *more, "--resume_from_checkpoint", "latest")
+        finding = DIVERGED if trial else None
+        return Job(f"{kind} {folder.name}", command, folder, folder / _RESULT, finding=finding, steps=steps)
 
     def _finetuning(self, model: str, start: Job) -> Job:
-        folder = self.folder / "glue" / file_name(model)
+        folder = self._folder("glue", model)
         words = ["--config", self.budget.glue_config, "--model_name_or_path", start.folder, "--output_dir", folder]
         source = self.packed_glue if self.packed_glue.exists() else self.budget.glue_dataset_name
         words += ["--dataset_name", source, "--task_name", *self.budget.task_name]
         command = self.budget.command("run_glue.py", *words)
-        return Job(f"glue {model}", command, folder, folder / "all_results.json", after=(start.name,))
+        return Job(f"glue {folder.name}", command, folder, folder / _RESULT, after=(start.name,))
 
     def _run(self, jobs: list[Job], at_once: int | None = None) -> None:
         at_once = at_once or self.budget.jobs
@@ -384,13 +426,15 @@ class _Progress:
         bar.set_postfix_str(", ".join(losses[:1] + [text for text in losses if text.startswith("eval")][:1]))
 
 
-def _copied(kind: str, model: str) -> str:
-    """A finished job's own file in the report."""
-    return f"runs/{kind}-{file_name(model)}.json"
+def _copied(folder: Path, name: str = _RESULT) -> str:
+    """A job's own file in the report."""
+    return f"runs/{folder.parent.name}-{folder.name}.{name.removeprefix('all_results.')}"
 
 
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8"))
+def _result(folder: Path) -> dict[str, Any]:
+    """What a job wrote at its end; {} before that."""
+    file = folder / _RESULT
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -405,20 +449,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     file = comparison.folder / "arguments.yaml"
     if file.exists():
         before, now = yaml.safe_load(file.read_text(encoding="utf-8")), vars(budget)
-        free = {
-            "output_dir",
-            "jobs",
-            "models",
-            "task_name",
-            "pack",
-            "max_pack_megabytes",
-        }  # what may change between two starts
+        free = {"output_dir", "jobs", "models", "pack", "max_pack_megabytes"}  # what may change between two starts
+        if before.get("task_name") == ["none"]:
+            free.add("task_name")  # nothing was finetuned yet
         for name in now.keys() - free:
             if before.get(name) != now[name]:
                 raise ValueError(
                     f"{comparison.folder} holds a comparison with {name} = {before.get(name)}, now it is {now[name]}: give the "
                     "same budget to go on with it, or another --output_dir."
                 )
+    comparison.keep_files()
     save_arguments(file, budget)
     if budget.pack:
         comparison.pack()

@@ -30,7 +30,16 @@ from s3bert.files import write_text
 from s3bert.finetuning import StartingPoint
 from s3bert.grid import GridConfig, Setting, grid_results, publish_model, run_grid, settings_table
 from s3bert.hub import Figure, push_folder, write_model_card
-from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, MissingSplitError, find_task, load_task, shortfall, summary
+from s3bert.tasks.glue import (
+    GLUE_TASKS,
+    TABLE_3,
+    MissingSplitError,
+    find_task,
+    glue_dataset,
+    load_task,
+    shortfall,
+    summary,
+)
 from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
 from s3bert.tasks.shuffled import ShuffledBatches
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
@@ -133,7 +142,9 @@ def publish(
     print(f"\n{text}")
 
     figures = [
-        Figure("text-classification", "nyu-mll/glue", split, metric, cell.metrics[metric + suffix], config=name)
+        Figure(
+            "text-classification", split, metric, cell.metrics[metric + suffix], *glue_dataset(name), "; ".join(missing)
+        )
         for split, suffix in task.evaluation_splits.items()
         if split in rows
         for metric in task.metrics

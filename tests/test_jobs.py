@@ -59,12 +59,17 @@ def test_a_failure_is_told_with_the_last_words_after_the_others_have_run(tmp_pat
         run([job(tmp_path, "silent", "os._exit(0)")])
 
 
-def test_an_optional_jobs_failure_is_kept_and_not_tried_again(tmp_path):
-    jobs = [job(tmp_path, "trial", "sys.exit('diverged')", optional=True), job(tmp_path, "rest", after=("trial",))]
+def test_a_finding_is_kept_and_not_tried_again_and_any_other_failure_is(tmp_path):
+    diverges = "print('diverged'); sys.exit(3)"
+    jobs = [job(tmp_path, "trial", diverges, finding=3), job(tmp_path, "rest", after=("trial",))]
     run(jobs)
     run(jobs)
     assert order(tmp_path) == ["trial", "rest"]
     assert "diverged" in (tmp_path / "trial" / "failed.txt").read_text()
+    for _ in range(2):
+        with pytest.raises(JobError, match="no room left"):
+            run([job(tmp_path, "unlucky", "sys.exit('no room left')", finding=3)])
+    assert order(tmp_path)[2:] == ["unlucky", "unlucky"]
 
 
 STARTER = """

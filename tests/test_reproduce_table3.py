@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import reproduce_table3
+import scipy.stats
 from huggingface_hub import ModelCard
 
 from s3bert.config import parse_arguments
-from s3bert.table3 import PUBLISHED, average_name, markdown, plot_scores, verdict
+from s3bert.table3 import _STUDENT, PUBLISHED, average_name, markdown, plot_scores, verdict
 from s3bert.tasks.glue import TABLE_3
 
 
@@ -27,6 +28,8 @@ TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "-
 
 
 def without_times(results: dict) -> dict:
+    """What two comparisons in two folders have in common."""
+    del results["command"]
     for entry in results["models"].values():
         del entry["seconds"]
     return results
@@ -58,6 +61,9 @@ def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(c
         run_file = json.loads((comparison / "report" / entry["file"]).read_text())
         assert entry["eval_loss"] == run_file["eval_loss"]
         assert entry["tokens"] == run_file["train_tokens"] == 4096
+        assert entry["machine"] == run_file["machine"]
+        log = (comparison / "report" / entry["log"]).read_text().splitlines()
+        assert json.loads(log[-1])["eval_loss"] == entry["eval_loss"], "the curve's last point"
         scores = results["tasks"]["synthetic_acceptability"]["models"][model]
         assert scores["seeds"] == [json.loads((comparison / "report" / scores["file"]).read_text())["score_mean"]]
     text = (comparison / "report" / "results.md").read_text()
@@ -70,7 +76,9 @@ def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(c
     card = ModelCard.load(comparison / "report" / "s3bert.md")
     figures = {(found.dataset_name, found.metric_type): found.metric_value for found in card.data.eval_results}
     assert figures["synthetic", "loss"] == results["models"]["s3bert"]["eval_loss"]
-    assert figures["nyu-mll/glue, synthetic_acceptability", "matthews_correlation"] == pytest.approx(scores["seeds"][0])
+    (name,) = (name for name, metric in figures if metric == "matthews_correlation")
+    assert name.startswith("synthetic_acceptability"), "made up here, and no part of GLUE"
+    assert figures[name, "matthews_correlation"] == pytest.approx(scores["seeds"][0])
     assert "it has not left its first plateau" in card.text
 
 
@@ -96,7 +104,7 @@ def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch
 
 
 def test_both_models_read_the_same_batches_with_the_same_masks(comparison):
-    """Same corpus, seed and step are the same batch by construction; the held-out masks show in the unigram entropy."""
+    """Batches and masks are functions of corpus, seed and step, so it is enough that no argument differs."""
     arguments = [(comparison / "pretrained" / model / "arguments.yaml").read_text() for model in ("bert", "s3bert")]
     differing = [pair for pair in zip(*(text.splitlines() for text in arguments), strict=True) if pair[0] != pair[1]]
     assert {left.split(":")[0] for left, _ in differing} == {"config_name", "output_dir"}
@@ -107,10 +115,10 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
     """Alone, so that its job lives on, and with its jobs, so that they go on from their checkpoints."""
     chance = random.Random(5)
     for group in (False, True, True):
-        process = run(tmp_path, *ONE, timeout=chance.uniform(8, 25))
-        if process.poll() is None:
-            (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
-            process.wait()
+        process = run(tmp_path, *ONE, timeout=chance.uniform(5, 12))
+        assert process.poll() is None, "it was over before it was killed"
+        (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+        process.wait()
     process = run(tmp_path, *ONE)
     assert process.returncode == 0, process.stdout.read()
     results = [
@@ -149,6 +157,8 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
     [
         (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert"),
         (["--models", "bert", "bert"], "one is named twice"),
+        (["--models", "s3bert:num_segmentz=4"], "s3bert has no 'num_segmentz'. Did you mean num_segments"),
+        (["--num_processes", "64"], "num_processes = 64: this machine has"),
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
         (["--glue_config", "nowhere.yaml"], "glue_config = 'nowhere.yaml' is not a file"),
         (["--warmup_shares", "0.1", "2"], "warmup_shares = 2.0: a share lies between 0 and 1"),
@@ -159,7 +169,7 @@ def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path
     monkeypatch.chdir(ROOT)
     with pytest.raises(ValueError, match=message):
         reproduce_table3.main([*TOY, "--output_dir", str(tmp_path), *words])
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "corpus").exists()
 
 
 def test_a_folder_of_another_budget_is_left_alone(comparison, monkeypatch):
@@ -179,6 +189,7 @@ def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
         "search": [],
         "steps": 1,
         "tokens": 1,
+        "train_flops_per_token": 1,
         "seconds": 1,
     }
     models = {model: entry | {"eval_loss": 3.0, "unigram_entropy": 7.0} for model in PUBLISHED}
@@ -211,6 +222,18 @@ def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
     assert (tmp_path / "scores.png").stat().st_size > 10_000
 
 
+def test_a_recipe_changed_halfway_is_refused(comparison, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    changed = tmp_path / "pretrain.yaml"
+    changed.write_text((ROOT / "configs/pretrain/smoke.yaml").read_text() + "adam_beta2: 0.9\n")
+    folder = comparison.parent / "recipe"
+    shutil.copytree(comparison / "configs", folder / "configs")
+    with pytest.raises(
+        ValueError, match=r"is not what this comparison began with, which is .*pretrain.yaml: change it back"
+    ):
+        reproduce_table3.main([*TOY, *ONE, "--pretrain_config", str(changed), "--output_dir", str(folder)])
+
+
 def test_an_average_over_other_tasks_never_goes_by_the_papers_name():
     assert average_name(list(TABLE_3)) == "average"
     text = markdown(made_up(1, TABLE_3[2:]))
@@ -219,7 +242,11 @@ def test_an_average_over_other_tasks_never_goes_by_the_papers_name():
 
 
 def test_a_difference_within_the_spread_is_no_win():
+    """The spread is Student's: with three seeds 4.3 standard errors, and one lucky deviation makes no win."""
     assert "within the spread" in verdict("a", "b", [0.80, 0.82, 0.84], [0.79, 0.82, 0.82])
+    assert "+0.80 points, within the spread" in verdict("a", "b", [0.485, 0.486, 0.487], [0.472, 0.478, 0.484])
     assert "a is ahead of b by 10.00 points" in verdict("a", "b", [0.90, 0.91, 0.92], [0.80, 0.81, 0.82])
     assert "a is behind b" in verdict("a", "b", [0.80, 0.81, 0.82], [0.90, 0.91, 0.92])
     assert "no verdict" in verdict("a", "b", [0.9], [0.8])
+    for place, quantile in enumerate(_STUDENT):
+        assert quantile == pytest.approx(scipy.stats.t.ppf(0.975, place + 1), abs=5e-4)

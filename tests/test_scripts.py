@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 
 from s3bert.checkpoints import all_checkpoints
 from s3bert.config import parse_arguments
+from s3bert.hub import adopt_card
 
 
 ROOT = Path(__file__).parent.parent
@@ -99,12 +100,14 @@ def test_a_card_of_its_own_is_published_with_the_pictures_it_shows(pretrained, t
     metadata = "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n"
     (report / "card.md").write_text(metadata + "# A card\n\n![GLUE](pictures/glue.png)\n")
     words = ["--folder", str(folder), "--card", str(report / "card.md"), "--dry_run"]
-    with pytest.raises(FileNotFoundError, match=r"shows .*glue.png, which is not there"):
+    with pytest.raises(ValueError, match=r"card.md shows .*glue.png, which is not there"):
         push_to_hub.main(words)
-    assert (folder / "README.md").read_bytes() == (pretrained / "README.md").read_bytes()
     (report / "pictures" / "glue.png").write_bytes(b"\x89PNG")
     push_to_hub.main(words)
-    assert "glue.png" in {line.split()[-1] for line in capsys.readouterr().out.splitlines()}
+    assert "card.md would become README.md" in capsys.readouterr().out
+    assert (folder / "README.md").read_bytes() == (pretrained / "README.md").read_bytes(), "a dry run writes nothing"
+    adopt_card(report / "card.md", folder)
+    assert (folder / "glue.png").read_bytes() == b"\x89PNG"
     assert (folder / "README.md").read_text().endswith("# A card\n\n![GLUE](glue.png)\n")
 
 

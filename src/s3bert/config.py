@@ -16,9 +16,12 @@ from typing import Any
 
 import transformers
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, PreTrainedConfig
 
 from .files import write_text
+
+
+DIVERGED = 3  # exit status of a script whose training did
 
 
 def close_match(name: str, known: Iterable[str]) -> str:
@@ -111,6 +114,21 @@ def _number(text: str) -> float | str:
     return float(text) if re.fullmatch(r"[-+]?\d+(\.\d+)?[eE][-+]?\d+", text) else text
 
 
+def override_config(config: PreTrainedConfig, text: str) -> None:
+    """Changes a model's configuration by `name=value,...`.
+
+    Raises:
+        ValueError: it has no such field, or the value is of another type.
+    """
+    for entry in text.split(","):
+        name = entry.partition("=")[0].strip()
+        if not hasattr(config, name):
+            raise ValueError(
+                f"--config_overrides: {config.model_type} has no {name!r}.{close_match(name, vars(config))}"
+            )
+    config.update_from_string(text)
+
+
 def save_arguments(file: Path, *instances: Any) -> None:
     """Writes the resolved arguments as a YAML file that `--config` takes."""
     entries = {name: value for instance in instances for name, value in asdict(instance).items() if value is not None}
@@ -118,7 +136,8 @@ def save_arguments(file: Path, *instances: Any) -> None:
 
 
 def run_as_script(main: Callable[[], Any]) -> None:
-    """Runs a script's `main`; an error the user can mend ends it with its message alone and status 1."""
+    """Runs a script's `main`; an error the user can mend ends it with its message alone and status 1, DIVERGED where the
+    training did."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "datasets", "evaluate", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -127,7 +146,8 @@ def run_as_script(main: Callable[[], Any]) -> None:
         main()
     except (ValueError, OSError, FloatingPointError) as error:
         logging.getLogger(__name__).debug("traceback", exc_info=True)
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(DIVERGED if isinstance(error, FloatingPointError) else 1)
     except KeyboardInterrupt:
         sys.exit(
             "interrupted; training goes on with --resume_from_checkpoint latest, a grid or a benchmark with the same call"

@@ -19,18 +19,20 @@ from .markdown import table
 
 @dataclass
 class Figure:
-    """One measured value: `metric` ("accuracy") of `value` on `split` of `dataset`, as the run's files hold it."""
+    """One measured value: `metric` ("accuracy") is `value` on `split` of `dataset`, as the run's files hold it."""
 
     task: str  # the Hub's name, "fill-mask" or "text-classification"
-    dataset: str
     split: str
     metric: str
     value: float
+    dataset: str
     config: str | None = None  # of the dataset, as "cola" of "nyu-mll/glue"
+    note: str = ""  # how the rows differ from the dataset's
 
     @property
     def dataset_in_words(self) -> str:
-        return f"{self.dataset}, {self.config}" if self.config else self.dataset
+        name = f"{self.dataset}, {self.config}" if self.config else self.dataset
+        return f"{name} ({self.note})" if self.note else name
 
 
 _LOAD = {
@@ -116,25 +118,21 @@ def write_model_card(
     write_text(card, "\n\n".join(section for section in sections if section) + "\n")
 
 
-def adopt_card(card: Path, folder: Path) -> None:
-    """Makes a card the README.md of a folder, with the pictures it shows.
+def _pictures(card: Path) -> list[Path]:
+    """The files that a card shows."""
+    return [card.parent / name for name in re.findall(r"!\[[^\]]*\]\(([^):]+)\)", card.read_text(encoding="utf-8"))]
 
-    Raises:
-        FileNotFoundError: no such card, or a picture of it is missing; the folder is as before.
-    """
+
+def adopt_card(card: Path, folder: Path) -> None:
+    """Makes a card the README.md of a folder, with the pictures it shows; `problems` says whether they are there."""
     text = card.read_text(encoding="utf-8")
-    pictures = [card.parent / name for name in re.findall(r"!\[[^\]]*\]\(([^):]+)\)", text)]
-    if missing := [picture for picture in pictures if not picture.is_file()]:
-        raise FileNotFoundError(
-            f"{card} shows {missing[0]}, which is not there: write the report again, or mend the link."
-        )
-    for picture in pictures:
+    for picture in _pictures(card):
         with replacing(folder / picture.name) as aside:
             shutil.copyfile(picture, aside)
     write_text(folder / "README.md", re.sub(r"(!\[[^\]]*\]\()[^):]*?([^):/]+\))", r"\1\2", text))
 
 
-_LEFT_OUT = ["checkpoint-*", "corpus/*", "cells/*", ".*", "*/.*"]  # what of a run's folder stays at home
+_LEFT_OUT = ["checkpoint-*", "corpus/*", "cells/*", "output.txt", ".*", "*/.*"]  # what of a run's folder stays at home
 
 
 def files_to_push(folder: Path) -> list[Path]:
@@ -143,8 +141,12 @@ def files_to_push(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(filter_repo_objects(names, ignore_patterns=_LEFT_OUT))]
 
 
-def problems(folder: Path) -> list[str]:
-    """Why a folder is not a repository that others can use; [] when it is. Reads everything, and needs no network."""
+def problems(folder: Path, card: Path | None = None) -> list[str]:
+    """Why a folder is not a repository that others can use; [] when it is. Reads everything, and needs no network.
+
+    Args:
+        card: what is to be its README.md; by default the one it has.
+    """
     if not (folder / "config.json").is_file():
         return [f"{folder} has no config.json: name the folder of a finished run."]
     names = {str(path.relative_to(folder)) for path in files_to_push(folder)}
@@ -167,21 +169,26 @@ def problems(folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     modules = {f"{target.split('.')[0]}.py" for target in config.get("auto_map", {}).values()}
     found += [f"No {name}, which the configuration's auto_map names." for name in sorted(modules - names)]
-    return found + _card_problems(folder / "README.md")
+    return found + _card_problems(card or folder / "README.md")
 
 
 def _card_problems(card: Path) -> list[str]:
     if not card.is_file():
-        return ["No README.md: a model card that says what was trained on what, and what was measured."]
+        return [f"No {card.name}: a model card that says what was trained on what, and what was measured."]
     try:
         data = ModelCard.load(card).data
     except (ValueError, YAMLError) as error:
-        return [f"README.md: its metadata cannot be read ({error})."]
+        return [f"{card.name}: its metadata cannot be read ({error})."]
     missing = [name for name in ("license", "library_name", "pipeline_tag") if not getattr(data, name, None)]
-    found = [f"README.md: the metadata has no {name}." for name in missing]
+    found = [f"{card.name}: the metadata has no {name}." for name in missing]
+    found += [
+        f"{card.name} shows {picture}, which is not there: write the report again, or mend the link."
+        for picture in _pictures(card)
+        if not picture.is_file()
+    ]
     for result in data.eval_results or []:
         if not isinstance(result.metric_value, int | float) or not math.isfinite(result.metric_value):
-            found.append(f"README.md: {result.metric_type} on {result.dataset_name} is {result.metric_value}.")
+            found.append(f"{card.name}: {result.metric_type} on {result.dataset_name} is {result.metric_value}.")
     return found
 
 

@@ -29,7 +29,8 @@ class Job:
         name: what people call it. command: its words, run as they are, without a shell.
         folder: holds its output (`output.txt`) and lock. result: the file that it writes last.
         after: names of jobs that must be finished first.
-        optional: its failure is a finding, kept in `failed.txt`, and not tried again.
+        finding: the exit status that says there is no result to be had, as when a trial diverges: kept in `failed.txt`, and
+            not tried again. Any other failure is one to mend.
         steps: how much it has to do, for a progress bar.
     """
 
@@ -38,13 +39,13 @@ class Job:
     folder: Path
     result: Path
     after: tuple[str, ...] = ()
-    optional: bool = False
+    finding: int | None = None
     steps: int | None = None
 
     @property
     def over(self) -> bool:
         """Whether it has its result, or is known to have none."""
-        return self.result.exists() or (self.optional and (self.folder / "failed.txt").exists())
+        return self.result.exists() or (self.finding is not None and (self.folder / "failed.txt").exists())
 
 
 class JobError(ValueError):
@@ -62,10 +63,10 @@ class _Running:
         self._waiting = False
 
     def finished(self) -> bool:
-        """Starts the process when the lock is free; True when the job has its result.
+        """Starts the process when the lock is free; True when the job is over.
 
         Raises:
-            JobError: the process ended without it.
+            JobError: the process ended without a result or a finding.
         """
         if self.process is None:
             if not _locked(self._lock):
@@ -84,10 +85,14 @@ class _Running:
         if status != 0 or not self.job.result.exists():
             output = self.job.folder / "output.txt"
             end = "\n".join(output.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
-            raise JobError(
+            error = (
                 f"{self.job.name} ended with status {status} and without {self.job.result.name}, and said last:\n{end}\n"
                 f"All it said: {output}"
             )
+            if status != self.job.finding:
+                raise JobError(error)
+            logger.warning("%s", error)
+            write_text(self.job.folder / "failed.txt", f"{error}\n")
         return True
 
     def _start(self) -> None:
@@ -154,13 +159,8 @@ def run_jobs(
                         continue
                     finished.append(entry.job.name)
                 except JobError as error:
-                    if entry.job.optional:
-                        logger.warning("%s", error)
-                        write_text(entry.job.folder / "failed.txt", f"{error}\n")
-                        finished.append(entry.job.name)
-                    else:
-                        logger.error("%s", error)
-                        failures[entry.job.name] = error
+                    logger.error("%s", error)
+                    failures[entry.job.name] = error
                 running.remove(entry)
             watch([entry.job.name for entry in running], finished)
             if running:

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from .files import file_name, replacing
 from .hub import Figure, write_model_card
 from .markdown import table
-from .tasks.glue import GLUE_TASKS, TABLE_3
+from .tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
 
 # Wang et al., Table 3: development scores times 100, base size, up to a million steps of pretraining. The text's relative
@@ -48,16 +48,21 @@ def seed_averages(scores: Mapping[str, list[float]]) -> list[float]:
     return [mean(of_seed) for of_seed in zip(*scores.values(), strict=True)]
 
 
+# Student's t, 97.5% quantiles for 1, 2, ... degrees of freedom; the last for all beyond, where it is a little strict.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
 def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> str:
     """What may be said of two models' averages over seeds, in points of a hundred.
 
-    A difference counts when it is larger than both spreads together (two standard deviations of the difference of the two
-    means); with one seed there is no spread, and nothing to say.
+    A difference counts when it leaves the 95% interval around none: Student's t, at one degree of freedom less than the
+    fewer seeds, times the standard error of the difference of the two means. With one seed there is nothing to say.
     """
     difference = 100 * (mean(ours) - mean(theirs))
     if min(len(ours), len(theirs)) < 2:
         return f"{name} and {other} differ by {difference:+.2f} points, with one seed: no spread, no verdict."
-    spread = 200 * (stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
+    quantile = _STUDENT[min(len(ours), len(theirs), len(_STUDENT) + 1) - 2]
+    spread = 100 * quantile * (stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
     if abs(difference) <= spread:
         return f"{name} and {other} differ by {difference:+.2f} points, within the spread of {spread:.2f}: no difference is shown."
     side = "ahead of" if difference > 0 else "behind"
@@ -77,11 +82,16 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     if shown:
         sections += [f"{level} GLUE, development sets", _scores(results, models, shown)]
         sections += ["\n".join(f"- {line}" for line in results["verdicts"])]
+        sections.append(
+            "The spread is a 95% interval (Student's t) over the seeds of finetuning. Each model was pretrained once: how much "
+            "another pretraining would change is not in it."
+        )
         notes = [f"- {task}: {note}" for task in shown for note in tasks[task]["not_the_official_data"]]
         sections += [
             "Not the official data, so not comparable with the paper's figures:\n\n" + "\n".join(notes)
         ] * bool(notes)
     sections += [f"{level} Pretraining", _pretraining(results, models)]
+    sections.append("FLOPs of training, without FFTs and element-wise work.")
     if "bert" in models:
         below = results["models"]["bert"]["unigram_entropy"] - results["models"]["bert"]["eval_loss"]
         if below < PLATEAU:
@@ -133,6 +143,7 @@ def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
         "warm-up",
         "steps",
         "tokens",
+        "FLOPs a token",
         "hours",
         "held-out loss",
         "under the unigram entropy",
@@ -143,7 +154,8 @@ def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
         below = entry["unigram_entropy"] - entry["eval_loss"]
         rows.append([
             model, f"{entry['parameters'] / 1e6:.2f} M", f"{entry['learning_rate']:g}", f"{entry['warmup_share']:.0%}", f"{entry['steps']:,}",
-            f"{entry['tokens']:,}", f"{entry['seconds'] / 3600:.2f}", f"{entry['eval_loss']:.3f}", f"{below:.3f}",
+            f"{entry['tokens']:,}", f"{entry['train_flops_per_token'] / 1e6:.1f} M", f"{entry['seconds'] / 3600:.2f}",
+            f"{entry['eval_loss']:.3f}", f"{below:.3f}",
         ])  # fmt: skip
     return table(head, rows)
 
@@ -224,18 +236,19 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
     tables = "\n\n".join(_sections(results, "###"))
     for model, entry in results["models"].items():
         title = f"{file_name(model)}-{results['size']}"
-        figures = [Figure("fill-mask", entry["corpus"], "validation", "loss", entry["eval_loss"])]
+        figures = [Figure("fill-mask", "validation", "loss", entry["eval_loss"], entry["corpus"])]
         for task, scores in results["tasks"].items():
             split = next(iter(GLUE_TASKS[task].evaluation_splits))
             for metric, value in scores["models"][model]["metrics"].items():
-                figures.append(Figure("text-classification", "nyu-mll/glue", split, metric, value, config=task))
+                data = (*glue_dataset(task), "; ".join(scores["not_the_official_data"]))
+                figures.append(Figure("text-classification", split, metric, value, *data))
         facts = {
             "parameters": f"{entry['parameters']:,}",
             "tokens seen": f"{entry['tokens']:,}",
             "optimiser steps": f"{entry['steps']:,}",
             "peak learning rate, warm-up": f"{entry['learning_rate']:g}, {entry['warmup_share']:.0%} of the steps",
             "hours": f"{entry['seconds'] / 3600:.2f}",
-            **results["machine"],
+            **entry["machine"],
         }
         summary = (
             f"{model}, {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "

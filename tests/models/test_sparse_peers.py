@@ -22,7 +22,8 @@ CONFIGS = {
 def test_loss_and_gradients_are_those_of_the_class_that_decodes_everything(name, bound, tmp_path):
     sparse = SPARSE_PEERS[name](CONFIGS[name]).double()
     dense = getattr(transformers, type(sparse).__name__)(CONFIGS[name]).double()
-    dense.load_state_dict(sparse.state_dict())
+    missing, _ = dense.load_state_dict(sparse.state_dict(), strict=False)
+    assert all(key.startswith("fnet.pooler") for key in missing)
     ids = torch.randint(5, 50, (3, 12))
     labels = torch.full_like(ids, -100)
     labels[0, 2], labels[1, 5:8], labels[2, 11] = 7, 8, 9
@@ -32,11 +33,9 @@ def test_loss_and_gradients_are_those_of_the_class_that_decodes_everything(name,
     assert left.loss.item() == pytest.approx(right.loss.item(), rel=1e-12)
     left.loss.backward()
     right.loss.backward()
-    for (key, ours), theirs in zip(sparse.named_parameters(), dense.parameters(), strict=True):
-        if theirs.grad is None:
-            assert ours.grad is None, key
-        else:
-            assert torch.allclose(ours.grad, theirs.grad, rtol=1e-9, atol=1e-14), key
+    theirs = {key: parameter.grad for key, parameter in dense.named_parameters()}
+    for key, ours in sparse.named_parameters():
+        assert torch.allclose(ours.grad, theirs[key], rtol=1e-9, atol=1e-14), key
     assert torch.equal(sparse.eval()(input_ids=ids, labels=labels).logits, dense.eval()(input_ids=ids).logits)
     sparse.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(dense).__name__]

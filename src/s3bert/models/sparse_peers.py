@@ -37,7 +37,10 @@ class BertForMaskedLM(LabelledPositions, transformers.BertForMaskedLM):
 
 
 class FNetForMaskedLM(LabelledPositions, transformers.FNetForMaskedLM):
-    pass
+    def __init__(self, config: transformers.FNetConfig):
+        super().__init__(config)
+        # Nothing reads Transformers' pooler here: it would be saved as it was drawn, and stop DistributedDataParallel.
+        self.fnet.pooler = None
 
 
 SPARSE_PEERS = {"bert": BertForMaskedLM, "fnet": FNetForMaskedLM}

@@ -290,6 +290,11 @@ class GlueMetric(evaluate.Metric):
         return values | {"score": float(np.mean([values[name] for name in self.task.score]))}
 
 
+def glue_dataset(name: str) -> tuple[str, str | None]:
+    """A task's dataset on the Hub and its configuration there; a generated task is its own."""
+    return (name, None) if GLUE_TASKS[name].generate else ("nyu-mll/glue", name)
+
+
 def average(scores: Mapping[str, float]) -> tuple[str, float]:
     """The mean over tasks, under a name that says which: `glue_average` only for the eight of Table 3 and no other."""
     if set(scores) == set(TABLE_3):
