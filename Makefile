@@ -22,8 +22,11 @@ install: .venv/installed ## make .venv and install s3bert with all it needs, at 
 demo: install ## pretrain and finetune a tiny S3BERT in minutes; DATA=folder for real text and GLUE
 	OMP_NUM_THREADS=1 $(RUN) scripts/demo.py --data $(DATA) --output_dir runs/demo
 
-test: install ## the whole test suite
+test: install ## the tests, but for those of make slow and those that need an accelerator (pytest -m gpu)
 	$(RUN) -m pytest
+
+slow: install ## the tests that take minutes: a comparison killed at random points, compiled models
+	$(RUN) -m pytest -m slow
 
 check: install ## ruff: lint and format
 	$(RUN) -m ruff check .
@@ -32,4 +35,4 @@ check: install ## ruff: lint and format
 clean: ## remove what runs and tools left
 	rm -rf runs .pytest_cache .ruff_cache .hypothesis build src/*.egg-info
 
-.PHONY: help install demo test check clean
+.PHONY: help install demo test slow check clean

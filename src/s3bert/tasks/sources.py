@@ -191,7 +191,8 @@ def load_source(source: Source, streaming: bool = False) -> DatasetDict | Iterab
         return load_files(by_split, source, streaming)
     if _looks_like_a_path(source.name):
         raise FileNotFoundError(
-            f"data source {source}: no file, folder or match of that pattern (seen from {Path.cwd()})"
+            f"data source {source}: no file, folder or match of that pattern (seen from {Path.cwd()}). Name files or a folder "
+            "that are there, or a dataset of the Hub, owner/name."
         )
     with clear_errors(source):
         splits = datasets.load_dataset(source.name, source.config, streaming=streaming)
