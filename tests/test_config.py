@@ -16,6 +16,7 @@ class Arguments:
     epochs: list[int] = field(default_factory=lambda: [1], metadata={"help": "how long"})
     compile: bool = field(default=False, metadata={"help": "whether"})
     limit: int | None = field(default=None, metadata={"help": "how many"})
+    extra: list[float] = field(default_factory=list, metadata={"help": "what else"})
 
 
 def parse(*argv: str) -> Arguments:
@@ -36,8 +37,9 @@ def test_the_command_line_overrides_the_file(file):
     assert parse(f"--config={file}", *words) == expected
 
 
-def test_saved_arguments_repeat_the_run(tmp_path):
-    arguments = Arguments("with space", 3e-4, [1, 2], True, 9)
+@pytest.mark.parametrize("extra", [[], [2.0, 4.0]], ids=str)
+def test_saved_arguments_repeat_the_run(extra, tmp_path):
+    arguments = Arguments("with space", 3e-4, [1, 2], True, 9, extra)
     save_arguments(tmp_path / "sub" / "arguments.yaml", arguments)
     assert parse("--config", str(tmp_path / "sub" / "arguments.yaml")) == arguments
 

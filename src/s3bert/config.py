@@ -86,7 +86,7 @@ def _file_arguments(parser: HfArgumentParser, file: Path, names: set[str]) -> li
     for name, value in entries.items():
         if name not in names:
             parser.error(f"{file}: unknown key {name!r}.{close_match(str(name), names)}")
-        if value is None:
+        if value is None or value == []:  # `--name` with no word after it is an error
             continue
         values = value if isinstance(value, list) else [value]
         words += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in values)]
