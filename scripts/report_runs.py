@@ -47,14 +47,14 @@ class ReportArguments:
 def overview(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What stands above the runs' own sections: tables of all of them, each with what is to be known about it."""
     parts = []
-    if compared := [content for content in runs.values() if content.get("comparison") == "mixers"]:
+    if compared := {name: content for name, content in runs.items() if content.get("comparison") == "mixers"}:
         parts += [
             "Test accuracy in percent, mean and standard deviation over seeds, beside the papers'. The papers trained for the whole "
             "schedules of `configs/lra/`; what was done here is said in each section, and where it is less, figures are not "
             "comparable. ListOps and Pathfinder are made anew, by the descriptions of their generators.",
             lra_overview(compared),
         ]
-    if forecasts := [content for content in runs.values() if "horizons" in content]:
+    if forecasts := {name: content for name, content in runs.items() if "horizons" in content}:
         own = {name: dataset.horizons for name, dataset in FORECAST_DATASETS.items()}
         parts += [
             "Test errors over all windows, beside the paper's. Of several variants of a forecaster the one with the least "

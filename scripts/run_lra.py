@@ -143,10 +143,10 @@ class LraArguments:
     def published(self, arm: Arm) -> str:
         """What the papers give for an arm; nothing where none of them does."""
         if self.comparison == "parts":
-            return published_change(self.task_name, arm.label)
+            return published_change(self.task_name, arm.label, named_settings(self.mixer[0])[1])
         if self.comparison == "noise":
-            return published_under_noise(self.task_name, arm.mixer, arm.noise)
-        return published_accuracy(self.task_name, arm.mixer) if self.comparison == "mixers" else ""
+            return published_under_noise(self.task_name, arm.mixer, arm.settings, arm.noise)
+        return published_accuracy(self.task_name, arm.mixer, arm.settings) if self.comparison == "mixers" else ""
 
     def arms(self) -> Iterator[Arm]:
         """What is compared."""
@@ -159,7 +159,7 @@ class LraArguments:
                     Arm(f"{self.vary} = {value}", name, own | {VARIED[self.vary]: value}) for value in self.values
                 )
             elif self.noise:
-                several = f"{name}, " if len(self.mixer) > 1 else ""
+                several = f"{text}, " if len(self.mixer) > 1 else ""
                 yield from (Arm(f"{several}noise {amplitude:g}", name, own, amplitude) for amplitude in self.noise)
             else:
                 yield Arm(text, name, own)

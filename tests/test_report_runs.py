@@ -10,6 +10,8 @@ import report_runs
 import run_forecasting
 import run_lra
 
+from s3bert.forecast_report import forecast_overview
+from s3bert.lra_report import lra_overview
 from s3bert.tasks.listops import write_listops
 
 
@@ -32,14 +34,53 @@ def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
     tests = [cell["metrics"]["test_accuracy"] for cell in results["arms"]["fourier"]["settings"][0]["cells"]]
     assert f"| fourier | {100 * sum(tests) / len(tests):.2f} ±" in text, "the overview's"
     assert "| fourier, the papers' | 35.33 |" in text
-    assert "| linear |" in text
-    assert "| linear, the papers' |" not in text, "no paper of these has it"
+    assert "| linear:causal=false |" in text
+    assert "linear, the papers'" not in text, "no paper of these has it"
     assert "## listops: mixers" in text
     assert "## error of approximations" in text
     for name in (line.split("(")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")):
         assert (page.parent / name).read_bytes().startswith(b"\x89PNG")
     copy = page.parent / "runs/listops-mixers/all_results.json"
     assert json.loads(copy.read_text()) == results
+
+
+def lra_run(task: str, **accuracies: float) -> dict:
+    """What a run of arms on a task leaves for the overview."""
+    arms = {
+        label: {"settings": [{"cells": [{"metrics": {"test_accuracy": value}}]}]} for label, value in accuracies.items()
+    }
+    return {"task": task, "comparison": "mixers", "arms": arms}
+
+
+def test_every_arm_of_every_run_has_a_place_of_its_own_and_a_paper_stands_beside_its_own_settings():
+    samples, causal = "s3:num_row_samples=16,num_column_samples=16", "softmax:causal=true"
+    runs = {
+        "short": lra_run("image", **{"s3": 0.4, samples: 0.41, causal: 0.3}),
+        "long": lra_run("image", **{"s3": 0.5}),
+        "text": lra_run("text", **{"s3": 0.6}),
+    }
+    text = lra_overview(runs)
+    assert _row(text, "s3 (short)") == ["", "40.00"]
+    assert _row(text, "s3 (long)") == ["", "50.00"]
+    assert _row(text, samples) == ["", "41.00"]
+    assert _row(text, "s3") == ["60.00", ""], "the only one on this task"
+    assert _row(text, "s3, the papers'") == ["69.27, best 71.58", "53.90, best 57.73"]
+    assert text.count("the papers'") == 1, "none trained causal softmax here"
+
+
+def forecast_run(**errors: float) -> dict:
+    """What a run of forecasts without training leaves for the overview."""
+    models = {name: {"mse": error, "mae": error} for name, error in errors.items()}
+    return {"dataset": "ili", "context_length": 36, "horizons": {"24": models}}
+
+
+def test_runs_of_one_series_share_its_row_and_a_model_in_both_is_refused_unless_they_agree():
+    runs = {"one": forecast_run(last=2.5, seasonal=3.0), "two": forecast_run(last=2.5, mean=4.0)}
+    row = _row(forecast_overview(runs, {"ili": (24, 36, 48, 60)}), "ili, 36 to 24")
+    assert row[:3] == ["2.500", "3.000", "4.000"]
+    runs["two"] = forecast_run(last=2.6)
+    with pytest.raises(ValueError, match="last on ili, 36 to 24 is in the runs one and two with other errors"):
+        forecast_overview(runs, {"ili": (24, 36, 48, 60)})
 
 
 def test_forecasters_stand_beside_the_paper_with_the_variant_that_validation_chose(tmp_path):

@@ -1,6 +1,7 @@
 """scripts/run_lra.py: every mixer trained on made data, resumed, compared; and its model, tasks and errors."""
 
 import gzip
+import inspect
 import json
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from reference import relative_error
 from transformers import AutoModelForSequenceClassification
 
+from s3bert.config import parse_arguments
+from s3bert.lra_published import published_accuracy
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
@@ -69,13 +72,13 @@ def test_every_mixer_trains(mixer, data, tmp_path):
 
 
 def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data, tmp_path):
-    first = run(data, tmp_path, "--ablate")
+    first = run(data, tmp_path, "--ablate", "--mixer", "s3")
     assert list(first["arms"]) == list(run_lra.ABLATIONS)
     for result in first["arms"].values():
         assert [cell["seed"] for cell in result["settings"][0]["cells"]] == [1, 2]
     times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/cells/*/results.json")}
     assert len(times) == 2 * len(run_lra.ABLATIONS)
-    assert run(data, tmp_path, "--ablate") == first
+    assert run(data, tmp_path, "--ablate", "--mixer", "s3") == first
     assert times == {file: file.stat().st_mtime_ns for file in times}
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     rows = (tmp_path / "results.md").read_text().splitlines()
@@ -102,6 +105,35 @@ def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
     for result in results["arms"].values():
         assert result["settings"][0]["cells"][0]["metrics"]["test_loss"] > 0
     assert len(results["arms"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "published"),
+    [
+        ("image", ["s3", "s3:smoother_dropout=0.5"], ["53.90", "53.90"]),
+        ("image", ["s3:num_row_samples=16,num_column_samples=16", "s3:num_row_samples=16"], ["best 57.73", ""]),
+        ("listops", ["s3", "s3:use_row_attention=false"], ["38.30, best 39.15", ""]),
+        ("text", ["softmax", "softmax:causal=true", "linear"], ["64.27", "", ""]),
+        ("text", ["fmm:kernels=[elu]", "fmm:bandwidth=5,kernels=[elu,elu_flip]"], ["", "67.84"]),
+        ("text", ["ponet", "ponet:num_segments=2048"], ["", "69.82"]),
+        ("retrieval", ["ponet", "ponet:num_segments=32"], ["80.35", ""]),
+        ("image", ["s3", "fmm", "--noise", "8"], ["54.70", ""]),
+        ("text", ["s3:num_segments=4", "--ablate"], [""] * 5),
+    ],
+)
+def test_a_papers_figure_stands_beside_the_settings_it_is_for(task, words, published, tmp_path):
+    words = ["--task_name", task, "--mixer", *words, "--output_dir", str(tmp_path)]
+    arguments, _ = parse_arguments((run_lra.LraArguments, run_lra.GridConfig), words)
+    assert [arguments.published(arm) for arm in arguments.arms()] == published
+
+
+@pytest.mark.parametrize("mixer", ["s3", "fmm", "skyformer"])
+def test_the_defaults_of_a_mixer_are_the_settings_of_its_papers_figure(mixer):
+    names = {"num_segments", "num_row_samples", "num_column_samples", "bandwidth", "kernels", "num_landmarks"}
+    parameters = inspect.signature(MIXERS[mixer]).parameters
+    named = {name: parameters[name].default for name in names & parameters.keys()}
+    named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+    assert published_accuracy("image", mixer, named) == published_accuracy("image", mixer, {}) != ""
 
 
 def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(data, tmp_path):

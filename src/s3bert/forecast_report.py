@@ -1,6 +1,6 @@
 """Forecasting's Table 2: what was measured beside what the S3Attention paper prints, and forecasts drawn against the truth."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -63,26 +63,47 @@ def chosen(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return best
 
 
-def forecast_overview(runs: Iterable[Mapping[str, Any]], horizons: Mapping[str, tuple[int, ...]]) -> str:
+def forecast_overview(runs: Mapping[str, Mapping[str, Any]], horizons: Mapping[str, tuple[int, ...]]) -> str:
     """Markdown tables of test MSE and MAE: a row a dataset, context and horizon, a column a kind of forecaster (its variant by
     `chosen`), the papers' beside; below each, in how many rows S3 is at or under the others.
 
     Args:
-        runs: the `all_results.json` of forecasting runs. horizons: each dataset's own.
+        runs: by name, the `all_results.json` of forecasting runs; those of one dataset and context share its rows. horizons: each
+            dataset's own.
+
+    Raises:
+        ValueError: two runs have the same forecaster in the same row, with other results.
     """
-    parts = []
+    parts, merged = [], _by_row(runs)
     for place, metric in enumerate(("mse", "mae")):
         rows: dict[str, dict[str, float]] = {}
-        for content in runs:
-            dataset = content["dataset"]
-            for horizon, results in content["horizons"].items():
-                errors = {name: seed_errors(results[model], metric) for name, model in chosen(results).items()}
-                label = f"{dataset}, {content['context_length']} to {horizon}"
-                row = rows[label] = {name: mean(values) for name, values in errors.items() if values}
-                papers = published(dataset, horizons[dataset], int(horizon))
-                row |= {name: values[place] for name, values in papers.items()}
+        for (dataset, context, horizon), results in merged.items():
+            errors = {name: seed_errors(results[model], metric) for name, model in chosen(results).items()}
+            row = rows[f"{dataset}, {context} to {horizon}"] = {
+                name: mean(values) for name, values in errors.items() if values
+            }
+            papers = published(dataset, horizons[dataset], horizon)
+            row |= {name: values[place] for name, values in papers.items()}
         parts += [_rows_of_errors(metric.upper(), rows), _counts(rows)]
     return "\n\n".join(parts)
+
+
+def _by_row(runs: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """All runs' results by model, for each dataset, context and horizon."""
+    merged: dict[tuple[str, int, int], dict[str, Any]] = {}
+    origin: dict[tuple[str, int, int, str], str] = {}
+    for run, content in runs.items():
+        for horizon, results in content["horizons"].items():
+            key = (content["dataset"], content["context_length"], int(horizon))
+            row = merged.setdefault(key, {})
+            for model, result in results.items():
+                first = origin.setdefault((*key, model), run)
+                if row.setdefault(model, result) != result:
+                    raise ValueError(
+                        f"{model} on {key[0]}, {key[1]} to {key[2]} is in the runs {first} and {run} with other errors: name "
+                        "one of them."
+                    )
+    return merged
 
 
 def _columns(rows: Mapping[str, Mapping[str, float]]) -> list[str]:

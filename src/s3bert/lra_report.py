@@ -2,7 +2,8 @@
 paper's Figure 3). An arm is one of the things compared."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -40,22 +41,32 @@ def write_report(
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
 
 
-def lra_overview(runs: Iterable[Mapping[str, Any]]) -> str:
-    """A Markdown table of mixers by tasks: measured accuracies with their spread over seeds, and below the papers'.
+def lra_overview(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """A Markdown table of arms by tasks: measured accuracies with their spread over seeds, and below those of a mixer the papers' for
+    the settings measured.
 
     Args:
-        runs: the `all_results.json` of runs that compare mixers.
+        runs: by name, the `all_results.json` of runs that compare mixers. Where several trained the same arm on the same task, each
+            has a row of its own with the run's name.
     """
-    measured: dict[str, dict[str, str]] = {}
-    for content in runs:
+    trained = Counter((label, content["task"]) for content in runs.values() for label in content["arms"])
+    measured: dict[str, dict[str, dict[str, str]]] = {}  # by mixer, row and task
+    papers: dict[str, dict[str, list[str]]] = {}  # by mixer and task
+    for run, content in runs.items():
+        task = content["task"]
         for label, result in content["arms"].items():
-            measured.setdefault(named_settings(label)[0], {})[content["task"]] = measured_accuracy(result)
-    tasks = tasks_in_order(task for found in measured.values() for task in found)
+            mixer, settings = named_settings(label)
+            row = f"{label} ({run})" if trained[label, task] > 1 else label
+            measured.setdefault(mixer, {}).setdefault(row, {})[task] = measured_accuracy(result)
+            figures = papers.setdefault(mixer, {}).setdefault(task, [])
+            if (figure := published_accuracy(task, mixer, settings)) not in ("", *figures):
+                figures.append(figure)
+    tasks = tasks_in_order(content["task"] for content in runs.values())
     rows = []
     for mixer, found in measured.items():
-        rows.append([mixer, *(found.get(task, "") for task in tasks)])
-        if any(published := [published_accuracy(task, mixer) for task in tasks]):
-            rows.append([f"{mixer}, the papers'", *published])
+        rows += [[row, *(cells.get(task, "") for task in tasks)] for row, cells in found.items()]
+        if any(papers[mixer].values()):
+            rows.append([f"{mixer}, the papers'", *(", ".join(papers[mixer].get(task, [])) for task in tasks)])
     return table(["", *tasks], rows)
 
 
