@@ -90,6 +90,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         logger.info("%s on words of %d symbols", text, arguments.length // 2 - 1)
         folder = top / file_name(text)
         identity = {"task": "copy", "length": arguments.length, "symbols": arguments.num_symbols, "mixer": text}
+        identity["num_eval_batches"] = arguments.num_eval_batches
         identity["model"] = {
             key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"
         }

@@ -221,7 +221,7 @@ def run_arm(
     arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid: GridConfig, pretrain_epochs: float = 0.0
 ) -> list[Setting]:
     """Trains the grid's cells of one arm; their metrics include `test_accuracy` and `test_loss`."""
-    config = build_config(arguments, splits["train"].max_length, arm)
+    config, checksum = build_config(arguments, splits["train"].max_length, arm), splits["train"].checksum()
     if arm.noise:
         splits = {name: examples.noisy(arm.noise, number) for number, (name, examples) in enumerate(splits.items())}
     if not arguments.zero_is_padding:
@@ -252,7 +252,8 @@ def run_arm(
     rows = {name: len(examples) for name, examples in splits.items()}
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     identity = {"task": arguments.task_name, "rows": rows, "noise": arm.noise, "model": model}
-    identity["self_pretrain_epochs"] = pretrain_epochs
+    identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": arguments.zero_is_padding}
+    identity |= {"training_crc32": checksum, "incoherence": arguments.incoherence, "instability": arguments.instability}
     return run_grid(grid, identity, train_cell)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import inspect
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,23 @@ def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
     for result in results["arms"].values():
         assert result["settings"][0]["cells"][0]["metrics"]["test_loss"] > 0
     assert len(results["arms"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
+
+
+def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
+    text = ["--task_name", "text", "--max_seq_length", "12", "--seed", "1"]
+    pixels = ["--task_name", "image", "--max_seq_length", "4", "--seed", "1"]
+    run(data, tmp_path / "text", *text)
+    run(data, tmp_path / "image", *pixels, "--zero_is_padding", "false")
+    shutil.copytree(data / "text", tmp_path / "data" / "text")
+    with gzip.open(tmp_path / "data" / "text" / "train.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(json.dumps({"text": f"Review {i} \u2028 é", "label": i % 2}) for i in range(30)))
+    for folder, output_dir, words, name in (
+        (tmp_path / "data", "text", text, "training_crc32"),
+        (data, "text", [*text, "--instability"], "instability"),
+        (data, "image", [*pixels, "--self_pretrain_epochs", "1"], "zero_is_padding = False, now it is True"),
+    ):
+        with pytest.raises(ValueError, match=f"was made with {name}"):
+            run(folder, tmp_path / output_dir, *words)
 
 
 @pytest.mark.parametrize(

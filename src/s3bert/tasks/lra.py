@@ -5,9 +5,11 @@ pixel counts as padding: what the released programs do (`zero_is_padding`), and 
 """
 
 import copy
+import functools
 import gzip
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +53,11 @@ class Examples:
         if self.pair:
             ids = ids.reshape(len(chosen), 2, -1)
         return {"input_ids": torch.from_numpy(ids.astype(np.int32)), "labels": self.labels[chosen]}
+
+    def checksum(self) -> int:
+        """A CRC-32 of all sequences and labels."""
+        parts = (self.tokens, self.lengths, self.labels.numpy())
+        return functools.reduce(lambda before, part: zlib.crc32(np.ascontiguousarray(part), before), parts, 0)
 
     def shifted(self) -> "Examples":
         """The same with all ids one larger, so that none is padding."""
