@@ -93,8 +93,9 @@ class LraArguments:
     vary: str | None = HfArg(help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
     values: list[int] = HfArg(help="what --vary tries", default_factory=lambda: [1, 4, 8, 16, 32])
     self_pretrain_epochs: float = HfArg(
-        help="also train after so many epochs of masked-token prediction on the task's own training inputs, "
-        "reported in a column of its own",
+        help="also train after so many epochs of masked-token prediction on the task's own training inputs (15%% of the "
+        "tokens, as BERT's), with the same rate and a warm-up of a tenth of its steps at most; reported in a column of "
+        "its own",
         default=0.0,
     )
     incoherence: bool = HfArg(
@@ -206,14 +207,16 @@ class Evaluation:
 
 
 def self_pretrained(config: LraConfig, examples: Examples, epochs: float, cell: TrainingConfig) -> Path:
-    """The folder of a model that has predicted masked tokens of a task's training inputs; a cut-off one goes on.
+    """The folder, in the cell's own, of a model that has predicted masked tokens of a task's training inputs; a cut-off one goes on.
 
     The vocabulary's last id stands for masked tokens.
     """
-    folder = Path(cell.output_dir).parents[1] / "self-pretrained" / Path(cell.output_dir).name
+    folder = Path(cell.output_dir) / "self-pretrained"
     batches = MaskedLraBatches(examples, cell.global_batch_size(), cell.seed, config.vocab_size - 1)
     cell = replace(cell, output_dir=str(folder), num_train_epochs=epochs, max_train_steps=None, save_steps=len(batches))
-    train(LraForMaskedLM(config), batches, cell)
+    # The task's own warm-up may be longer than all this.
+    warmup = min(cell.num_warmup_steps, cell.total_steps(len(batches)) // 10)
+    train(LraForMaskedLM(config), batches, replace(cell, num_warmup_steps=warmup))
     return folder
 
 

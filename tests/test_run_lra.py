@@ -19,7 +19,7 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.tasks.listops import write_listops
-from s3bert.tasks.lra import LRA_TASKS, Examples
+from s3bert.tasks.lra import LRA_TASKS, Examples, MaskedLraBatches
 from s3bert.tasks.shuffled import ShuffledBatches
 
 
@@ -156,16 +156,20 @@ def test_the_defaults_of_a_mixer_are_the_settings_of_its_papers_figure(mixer):
 
 def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(data, tmp_path):
     words = ["--self_pretrain_epochs", "1", "--incoherence", "--instability", "--hidden_size", "32", "--seed", "1"]
+    words += ["--num_warmup_steps", "100"]
     (result,) = run(data, tmp_path, *words)["arms"].values()
     assert (
         result["self_pretrained"]["settings"][0]["cells"][0]["metrics"] != result["settings"][0]["cells"][0]["metrics"]
     )
     head, _, row = (tmp_path / "results.md").read_text().splitlines()[4:7]
     titles = [title.strip() for title in head.split("|")[1:-1]]
-    assert titles[6:8] == ["test accuracy after self-pretraining", "incoherence after 16"]
+    assert titles[5:7] == ["test accuracy after self-pretraining", "incoherence after 16"]
     assert titles[-2:] == ["instability after", "instability before"]
     assert all(cell.strip() for cell in row.split("|")[1:-1])
-    assert list(tmp_path.glob("**/self-pretrained/*/model.safetensors"))
+    (log,) = tmp_path.glob("*/after-self-pretraining/cells/*/self-pretrained/log.jsonl")
+    assert (log.parent / "model.safetensors").exists(), "who removes a cell removes this, too"
+    rates = [record["learning_rate"] for record in map(json.loads, log.read_text().splitlines()) if "loss" in record]
+    assert max(rates) > 5e-4, "a warm-up longer than these 8 steps is cut"
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -209,6 +213,16 @@ def test_batches_are_a_function_of_seed_and_step_and_visit_everything_once_an_ep
     assert batch["input_ids"].tolist() == [[2, 2, 2, 0, 0, 0, 0, 0], [9] * 8], "padded on the right, cut at the end"
     examples.pad_to_max_length = True
     assert examples.batch(np.array([2, 3]))["input_ids"].tolist() == [[2] * 3 + [0] * 5, [3] * 4 + [0] * 4]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_masked_batches_hide_tokens_and_not_that_they_are_there(pair):
+    """Of 400 tokens some sixty are replaced, several of them by a random id of two, of which one is padding's."""
+    examples = Examples([np.ones(50 - i, np.uint8) for i in range(8)], np.zeros(4 if pair else 8), 50, pair)
+    batch = MaskedLraBatches(examples, 4 if pair else 8, seed=0, vocab_size=2)[0]
+    ids = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
+    assert torch.equal(batch["attention_mask"], ids != 0)
+    assert (batch["input_ids"][ids != 0] == 0).any()
 
 
 def test_noise_and_shift_change_pixels_as_they_say():

@@ -220,5 +220,6 @@ class MaskedLraBatches(ShuffledBatches):
         self.masking = Masking(vocab_size, vocab_size, special_ids=[0])
 
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
-        ids = super().__getitem__(step)["input_ids"]
-        return self.masking(ids.flatten(0, -2).numpy(), np.random.default_rng([self.seed, step, 1]))
+        ids = super().__getitem__(step)["input_ids"].flatten(0, -2)  # (B, S)
+        batch = self.masking(ids.numpy(), np.random.default_rng([self.seed, step, 1]))
+        return batch | {"attention_mask": ids != 0}  # of the ids before: a random one may be padding's
