@@ -236,6 +236,15 @@ def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(name
         ("linformer", {"num_projections": 0}, "num_projections = 0"),
         ("performer", {"num_features": 0}, "num_features = 0"),
         ("ponet", {"num_segments": 99}, "num_segments = 99: give between 1 and max_length = 19"),
+        ("ponet", {"num_segments": "x"}, "Mixer ponet cannot take num_segments = 'x': '<=' not supported"),
+        ("fmm", {"bandwidth": "wide", "causal": True}, "Mixer fmm cannot take bandwidth = 'wide', causal = True: '<'"),
+        ("performer", {"num_features": "x"}, "Mixer performer cannot take num_features = 'x': "),
+        ("s3", {"num_segments": 0}, "num_segments = 0: give a whole number, at least 1"),
+        ("s3", {"num_segments": "x"}, "num_segments = 'x': give a whole number, at least 1"),
+        ("s3", {"num_segments": 4.0}, "num_segments = 4.0"),
+        ("s3", {"num_segments": 5}, "hidden_size = 12 is not divisible by num_segments = 5"),
+        ("s3", {"num_row_samples": -1}, "num_row_samples = -1"),
+        ("s3", {"num_column_samples": 0}, "num_column_samples = 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_mixer_or_setting_is_named(name, own, message):

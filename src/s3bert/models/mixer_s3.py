@@ -25,6 +25,9 @@ class S3Mixer(nn.Module):
         num_segments, num_row_samples, num_column_samples: r, s1, s2. smoother_dropout: after the convolution stem.
         smoother_norm: "batch" or "layer". use_...: Table 7's switches. landmark_seed: of the sampled tokens and channels.
         layer_index: the layer's number.
+
+    Raises:
+        ValueError: one of r, s1, s2 is no whole number of at least 1, or r does not divide H; and as its two parts do.
     """
 
     def __init__(
@@ -46,6 +49,10 @@ class S3Mixer(nn.Module):
         layer_index: int = 0,
     ):
         super().__init__()
+        sizes = {"num_segments": num_segments, "num_row_samples": num_row_samples}
+        for setting, size in (sizes | {"num_column_samples": num_column_samples}).items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{setting} = {size!r}: give a whole number, at least 1.")
         self.smoother = Smoother(
             hidden_size,
             num_segments,

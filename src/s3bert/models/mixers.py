@@ -68,6 +68,9 @@ def build_mixer(
         if setting not in settings:
             known = ", ".join(settings) or "none of its own"
             raise ValueError(f"Mixer {name} has no setting {setting!r}; it has {known}.")
-    if "layer_index" in inspect.signature(MIXERS[name]).parameters:
-        own["layer_index"] = layer_index
-    return MIXERS[name](hidden_size, num_heads, max_length, dropout, **own)
+    place = {"layer_index": layer_index} if "layer_index" in inspect.signature(MIXERS[name]).parameters else {}
+    try:
+        return MIXERS[name](hidden_size, num_heads, max_length, dropout, **own, **place)
+    except TypeError as error:
+        given = ", ".join(f"{setting} = {value!r}" for setting, value in own.items())
+        raise ValueError(f"Mixer {name} cannot take {given}: {error}.") from error
