@@ -127,6 +127,11 @@ class LraArguments:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
         if self.vary is not None and self.vary not in VARIED:
             raise ValueError(f"vary = {self.vary!r}: there is {', '.join(VARIED)}.")
+        for name in ("max_seq_length", "max_train_samples", "max_eval_samples"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: give at least 1, or leave it out for all there is.")
+        if any(amplitude < 0 for amplitude in self.noise):
+            raise ValueError(f"noise = {self.noise}: an amplitude is 0 for none, or more.")
         if self.noise and not LRA_TASKS[self.task_name].pixels:
             raise ValueError(f"noise: {self.task_name} has no grey values; take image or pathfinder.")
         if self.incoherence and {name for name, _ in mixers} != {"s3"}:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import run_lra
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from reference import relative_error
 from transformers import AutoModelForSequenceClassification
 
@@ -272,6 +273,11 @@ def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, 
         (["--mixer", "linear", "--incoherence"], "--incoherence looks into S3 alone"),
         (["--self_pretrain_epochs", "-1"], "self_pretrain_epochs = -1.0"),
         (["--noise", "2"], "listops has no grey values"),
+        (["--task_name", "image", "--noise", "2", "-2"], r"noise = \[2.0, -2.0\]: an amplitude is 0 for none, or more"),
+        (["--max_seq_length", "0"], "max_seq_length = 0: give at least 1"),
+        (["--max_seq_length", "-5"], "max_seq_length = -5: give at least 1"),
+        (["--max_train_samples", "0"], "max_train_samples = 0: give at least 1"),
+        (["--max_eval_samples", "-1"], "max_eval_samples = -1: give at least 1"),
         (["--ablate", "--vary", "r"], "one of --ablate, --vary and --noise at a time"),
         (["--data_dir", "nowhere"], "scripts/prepare_lra.py --task_name listops"),
         (["--task_name", "pathfinder", "--data_dir", "nowhere"], "scripts/prepare_lra.py --task_name pathfinder"),
@@ -281,6 +287,12 @@ def test_mistakes_are_named_before_anything_is_trained(words, message, data, tmp
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(data, tmp_path, *words)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["classifier_size", "max_position_embeddings", "hidden_size"])
+def test_a_size_of_nothing_is_refused(name):
+    with pytest.raises(StrictDataclassError, match=f"{name} = 0: must be at least 1"):
+        LraConfig(**SMALL | {name: 0})
 
 
 def test_a_sequence_longer_than_the_models_is_refused():

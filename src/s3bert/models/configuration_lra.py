@@ -44,7 +44,8 @@ class LraConfig(PreTrainedConfig):
 
     def validate_sizes(self):
         """Counts are positive, heads divide the hidden size, rates are probabilities."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name in (*sizes, "classifier_size", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
         if self.hidden_size % self.num_attention_heads:
