@@ -88,6 +88,18 @@ def test_a_mixer_is_its_papers_equation_on_the_real_tokens_alone(variant, real, 
         assert relative_error(gradient[mask], expected_gradient) < 5 * bound
 
 
+@pytest.mark.parametrize("length", [65, 129, 257])
+def test_causal_fmmformer_is_its_equation_across_chunks(length):
+    """Chunks of 64 tokens carry sums from one to the next; a third of the tokens is not real."""
+    mixer, (name, own) = make("fmm-causal", max_length=257), VARIANTS["fmm-causal"]
+    torch.manual_seed(length)
+    states, mask = torch.randn(1, length, HIDDEN), torch.rand(1, length) < 0.67
+    weights = {key: tensor.double() for key, tensor in mixer.state_dict().items()}
+    positions = mask[0].nonzero()[:, 0].tolist()
+    expected = TWINS[name](states[mask].double(), positions, weights, HEADS, max_length=257, **own)
+    assert relative_error(mixer(states, mask)[mask], expected) < 1e-5
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_amount_of_padding_on_the_right_does_not_matter(variant):
     mixer = make(variant)
@@ -115,6 +127,23 @@ def test_half_precision_one_token_and_a_row_of_padding_alone_stay_finite(variant
         assert mixed.isfinite().all()
         assert states.grad.isfinite().all()
         assert all(p.grad.isfinite().all() for p in mixer.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [name for name in VARIANTS if VARIANTS[name][0] not in ("softmax", "kernelized") and name != "fmm-tanh-raw"],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_stays_finite_at_the_arenas_length(variant, dtype):
+    """Sums over 4,096 tokens, and a mean's small gradients."""
+    mixer, states = make(variant, max_length=4096).train(), torch.randn(1, 4096, HIDDEN, requires_grad=True)
+    with torch.autocast("cpu", dtype):
+        mixed = mixer(states)
+    mixed.mean().backward()
+    assert mixed.isfinite().all()
+    assert states.grad.isfinite().all()
+    assert (states.grad != 0).any()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("name", [variant for variant in VARIANTS if variant.endswith("causal")])
@@ -182,6 +211,19 @@ def test_the_iterative_inverse_gains_three_orders_a_step():
     once = identity - matrices @ iterative_inverse(matrices, identity, 1)
     cube = torch.linalg.matrix_power(residual, 3)
     assert torch.allclose(once, (3 * cube + cube @ residual) / 4, atol=1e-15)
+
+
+def test_many_of_performers_features_approach_softmax():
+    """Errors fall as one over the root of their number, by 4 each time: the features have no bias. States are small, as the
+    variance grows with the exponential of their squares."""
+    exact, states = make("softmax"), 0.25 * torch.randn(2, LENGTH, HIDDEN)
+    errors = []
+    for number in (64, 1024, 16384):
+        sketch = build_mixer("performer", HIDDEN, HEADS, LENGTH, 0.0, 0, num_features=number).eval()
+        sketch.load_state_dict(exact.state_dict(), strict=False)
+        errors.append(relative_error(sketch(states), exact(states)))
+    assert errors[2] < 0.003
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
 
 
 def test_skyformers_landmarks_are_fresh_in_training_and_fixed_in_evaluation():

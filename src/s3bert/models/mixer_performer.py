@@ -40,7 +40,10 @@ class PerformerAttention(HeadAttention):
     def _orthogonal_rows(self, generator: torch.Generator) -> torch.Tensor:
         """(p, p): orthogonal, each as long as a Gaussian vector of p entries is."""
         drawn = torch.randn(2, self.head_size, self.head_size, generator=generator, dtype=torch.float64)
-        return torch.linalg.qr(drawn[0]).Q.T * drawn[1].norm(dim=1, keepdim=True)
+        rotation, triangle = torch.linalg.qr(drawn[0])
+        # LAPACK fixes signs by its algorithm, which would keep rows out of half the directions, and bias every sum of features.
+        rotation = rotation * triangle.diagonal().sign()
+        return rotation.T * drawn[1].norm(dim=1, keepdim=True)
 
     def attend(self, query, key, value, mask):
         with torch.autocast(query.device.type, enabled=False):
