@@ -21,6 +21,7 @@ from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.tasks.listops import write_listops
 from s3bert.tasks.lra import LRA_TASKS, Examples, MaskedLraBatches
+from s3bert.tasks.pathfinder_files import write_pathfinder
 from s3bert.tasks.shuffled import ShuffledBatches
 
 
@@ -44,6 +45,7 @@ def data(tmp_path_factory) -> Path:
     np.savez(
         folder / "image" / "cifar10_gray.npz", train_x=pixels, train_y=labels, test_x=pixels[:9], test_y=labels[:9]
     )
+    write_pathfinder(folder / "pathfinder", {"train": 16, "val": 4, "test": 4}, num_workers=1, shard_size=8)
     (folder / "retrieval").mkdir()
     for split in ("train", "eval", "test"):
         lines = [f"{i % 2}.0\tA{i}\tB{i}\tpaper {i}\tpaper {i % 3}" for i in range(12)]
@@ -97,6 +99,7 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
     [
         ("text", ["--max_seq_length", "12"]),
         ("image", ["--max_seq_length", "4", "--noise", "0", "8"]),
+        ("pathfinder", []),
         ("text", ["--max_seq_length", "12", "--mixer", "linear", "softmax:causal=true"]),
         ("image", ["--max_seq_length", "4", "--zero_is_padding", "false"]),
         ("retrieval", ["--max_seq_length", "8", "--vary", "r", "--values", "2", "8"]),
@@ -255,7 +258,7 @@ def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, 
     with pytest.raises(ValueError, match=message):
         LRA_TASKS[task].read(folder, 16)
     (folder / file).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{file} is not there: "):
+    with pytest.raises(FileNotFoundError, match=f"{file} is not there: --data_dir is the folder that holds `{task}/`"):
         LRA_TASKS[task].read(folder, 16)
 
 

@@ -261,7 +261,9 @@ def test_a_damaged_shard_is_an_error_with_its_name_and_is_made_anew(written, dam
     file = written / "train-00001.npy"
     whole = file.read_bytes()
     damage(file, whole)
-    with pytest.raises(ValueError, match=rf"train-00001.npy {reason}"):
+    with pytest.raises(
+        ValueError, match=rf"train-00001.npy {reason}.*call scripts/prepare_lra.py --task_name pathfinder"
+    ):
         read_pathfinder(written, "train")
     read_pathfinder(written, "val")
     write_pathfinder(written, SIZES, seed=3, num_workers=1, shard_size=4)
@@ -269,7 +271,9 @@ def test_a_damaged_shard_is_an_error_with_its_name_and_is_made_anew(written, dam
 
 
 def test_a_missing_folder_and_an_unknown_split_are_errors(written, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no Pathfinder pictures: .*pathfinder.json is missing"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no Pathfinder pictures: .*pathfinder.json is missing; draw .* scripts/prep"
+    ):
         read_pathfinder(tmp_path / "nowhere", "train")
     with pytest.raises(ValueError, match="no split 'dev', only train, val, test"):
         read_pathfinder(written, "dev")
@@ -284,6 +288,6 @@ def test_a_damaged_description_is_an_error(tmp_path, text):
 
 def test_a_folder_of_other_arguments_is_refused_and_left_as_it_is(written):
     before = contents(written)
-    with pytest.raises(ValueError, match=r"holds pictures of .*'seed': 3.*choose another folder"):
+    with pytest.raises(ValueError, match=r"holds pictures of .*'seed': 3.*choose another --output_dir"):
         write_pathfinder(written, SIZES, seed=4, num_workers=1, shard_size=4)
     assert contents(written) == before

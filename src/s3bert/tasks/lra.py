@@ -116,7 +116,9 @@ def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
     published results use the test reviews for that, too."""
     splits = {}
     for split in ("train", "test"):
-        file = _file(folder, f"{split}.jsonl.gz", "name the folder of train.jsonl.gz and test.jsonl.gz (text, label).")
+        file = _file(
+            folder, f"{split}.jsonl.gz", "--data_dir is the folder that holds `text/`, with lines of text and label."
+        )
         sequences, labels = [], []
         try:
             with gzip.open(file, "rt", encoding="utf-8", newline="\n") as lines:
@@ -141,7 +143,8 @@ def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
 
 def read_image(folder: Path, max_length: int) -> dict[str, Examples]:
     """Grey CIFAR-10 pixels, row by row: rows 0..44,999 of the file for training, the other 5,000 for validation."""
-    file = _file(folder, "cifar10_gray.npz", "name the folder of cifar10_gray.npz (train_x, train_y, test_x, test_y).")
+    remedy = "--data_dir is the folder that holds `image/`, with the arrays train_x, train_y, test_x, test_y."
+    file = _file(folder, "cifar10_gray.npz", remedy)
     try:
         with np.load(file, allow_pickle=False) as arrays:
             train, labels, test, test_labels = (arrays[name] for name in ("train_x", "train_y", "test_x", "test_y"))
@@ -180,7 +183,8 @@ def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
     Lines are label, two ids and two texts, separated by tabs, without header and quoting, as in the released files.
     """
     remedy = (
-        "the pairs are those of lra_release; the texts have to be requested from the ACL Anthology Network's authors."
+        "--data_dir is the folder that holds `retrieval/`. The pairs are those of lra_release; the texts have to be requested "
+        "from the ACL Anthology Network's authors."
     )
     examples = {}
     for split, name in {"train": "train", "validation": "eval", "test": "test"}.items():

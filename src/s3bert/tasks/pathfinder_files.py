@@ -18,6 +18,7 @@ from .pathfinder import GENERATOR_VERSION, SIZE, draw_picture
 
 MANIFEST = "pathfinder.json"
 OFFICIAL_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}  # pictures
+_REMEDY = "call scripts/prepare_lra.py --task_name pathfinder as before, and it draws what is missing."
 
 
 def _shards(size: int, shard_size: int) -> list[int]:
@@ -38,14 +39,13 @@ def _read_shard(file: Path, count: int) -> np.ndarray:
     try:
         rows = np.load(file, allow_pickle=False)
     except FileNotFoundError:
-        raise ValueError(f"{file} is missing; let write_pathfinder go on in this folder") from None
+        raise ValueError(f"{file} is missing: {_REMEDY}") from None
     except Exception as error:  # a damaged header makes np.load raise almost anything
-        raise ValueError(f"{file} is damaged ({error}); let write_pathfinder go on in this folder") from error
+        raise ValueError(f"{file} is damaged ({error}): {_REMEDY}") from error
     wanted = (count, 1 + SIZE * SIZE)
     if not isinstance(rows, np.ndarray) or rows.shape != wanted or rows.dtype != np.uint8 or rows[:, 0].max() > 1:
         raise ValueError(
-            f"{file} does not hold {count} labels of 0 or 1, each with {SIZE * SIZE} pixels, as uint8 {wanted}; "
-            "let write_pathfinder go on in this folder"
+            f"{file} does not hold {count} labels of 0 or 1, each with {SIZE * SIZE} pixels, as uint8 {wanted}: {_REMEDY}"
         )
     return rows
 
@@ -100,7 +100,7 @@ def write_pathfinder(
     if (folder / MANIFEST).exists():
         found = _read_manifest(folder)
         if found != wanted:
-            raise ValueError(f"{folder} holds pictures of {found}, not of {wanted}; choose another folder")
+            raise ValueError(f"{folder} holds pictures of {found}, not of {wanted}; choose another --output_dir.")
     else:
         write_text(folder / MANIFEST, json.dumps(wanted, indent=2) + "\n")
     work, first = [], 0
@@ -131,11 +131,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         counts = [manifest["shard_size"], *manifest["sizes"].values()]
     except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no Pathfinder pictures: {file} is missing") from None
+        raise FileNotFoundError(
+            f"{folder} holds no Pathfinder pictures: {file} is missing; draw them with scripts/prepare_lra.py --task_name "
+            "pathfinder."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged ({error!r})") from error
+        raise ValueError(f"{file} is damaged ({error!r}): draw the pictures again in another folder.") from error
     if not all(isinstance(count, int) and count > 0 for count in counts):
-        raise ValueError(f"{file} is damaged: shard_size and sizes must be numbers above 0")
+        raise ValueError(
+            f"{file} is damaged: shard_size and sizes must be numbers above 0; draw the pictures again in another folder."
+        )
     return manifest
 
 
