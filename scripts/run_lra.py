@@ -29,7 +29,7 @@ from s3bert.config import close_match, named_settings, parse_arguments, run_as_s
 from s3bert.files import file_name
 from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
 from s3bert.instability import instability
-from s3bert.lra_published import published_accuracy, published_change, published_under_noise
+from s3bert.lra_published import published_accuracy, published_change, published_incoherence, published_under_noise
 from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
@@ -100,7 +100,7 @@ class LraArguments:
     )
     incoherence: bool = HfArg(
         help="measure how evenly the tokens of trained S3 models spread, before and after the Fourier convolution "
-        "(Table 14)",
+        "(Table 14, after 100 steps: configs/lra/incoherence.yaml)",
         default=False,
     )
     instability: bool = HfArg(
@@ -109,7 +109,8 @@ class LraArguments:
         default=False,
     )
     noise: list[float] = HfArg(
-        help="amplitudes of uniform noise on grey values, each a run (Table 5)", default_factory=list
+        help="amplitudes of uniform noise on grey values, each a run (Table 5, after 5,000 steps: configs/lra/noise.yaml)",
+        default_factory=list,
     )
 
     def __post_init__(self):
@@ -298,6 +299,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 facts,
                 against="whole" if arguments.ablate else None,
                 published={arm.label: text for arm in arguments.arms() if (text := arguments.published(arm))},
+                published_measures={
+                    arm.label: published_incoherence(arguments.task_name, arm.settings)
+                    for arm in arguments.arms()
+                    if arm.mixer == "s3" and not arm.noise
+                },
             )
             save_arguments(top / "arguments.yaml", arguments, grid)
     process_state().wait_for_everyone()

@@ -176,6 +176,15 @@ def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(
     assert max(rates) > 5e-4, "a warm-up longer than these 8 steps is cut"
 
 
+def test_incoherence_stands_beside_the_papers(data, tmp_path):
+    words = ["--task_name", "text", "--max_seq_length", "24", "--hidden_size", "16", "--incoherence", "--seed", "1"]
+    run(data, tmp_path, *words, "--mixer", "s3", "s3:num_segments=4")
+    head, _, same, other = (tmp_path / "results.md").read_text().splitlines()[4:8]
+    place = head.split("|").index(" incoherence before 16 ")
+    assert same.split("|")[place].endswith(", published 3.98 ")
+    assert float(other.split("|")[place]) >= 1, "other settings than the paper's"
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_padding_does_not_change_a_classification_and_folders_keep_it(mixer, tmp_path):
     config = LraConfig(mixer=mixer, mixer_settings=OWN.get(mixer, {}), num_labels=3, **SMALL)

@@ -1,7 +1,8 @@
 """What the papers print for Long Range Arena: test accuracy in percent, to stand beside what is measured.
 
 S3, softmax, FNet, PoNet and FMMformer from the S3Attention paper's Table 1; Kernelized Attention, Skyformer and Nystromformer
-from Skyformer's Table 1 (another schedule: 50,000 steps); what S3's parts are worth from Table 7; noise from Table 5.
+from Skyformer's Table 1 (another schedule: 50,000 steps); what S3's parts are worth from Table 7; noise from Table 5 (after 5,000
+steps); incoherence, which is no accuracy, from Table 14 (after 100 steps).
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,6 +42,21 @@ _NOISE_ON_IMAGE: Mapping[str, Mapping[float, float]] = {
     "softmax": {0: 41.39, 2: 40.29, 4: 28.56, 8: 28.12},
     "s3": {0: 57.47, 2: 57.06, 4: 55.32, 8: 54.70},
 }
+# By the names of `smoothness.token_incoherence`.
+_INCOHERENCE: Mapping[str, Mapping[str, float]] = {
+    "text": {
+        "incoherence_before_32": 2.75,
+        "incoherence_after_32": 2.05,
+        "incoherence_before_16": 3.98,
+        "incoherence_after_16": 3.23,
+    },
+    "pathfinder": {
+        "incoherence_before_32": 3.83,
+        "incoherence_after_32": 1.99,
+        "incoherence_before_16": 4.88,
+        "incoherence_after_16": 3.48,
+    },
+}
 
 
 def published_accuracy(task: str, mixer: str, settings: Mapping[str, Any]) -> str:
@@ -69,6 +85,11 @@ def published_under_noise(task: str, mixer: str, settings: Mapping[str, Any], am
     """Accuracy on inputs with uniform noise of that amplitude."""
     figure = _NOISE_ON_IMAGE.get(mixer, {}).get(amplitude) if task == "image" else None
     return "" if figure is None or not published_accuracy(task, mixer, settings) else f"{figure:.2f}"
+
+
+def published_incoherence(task: str, settings: Mapping[str, Any]) -> Mapping[str, float]:
+    """How unevenly S3's tokens spread, by measure; nothing where the paper does not give it."""
+    return _INCOHERENCE.get(task, {}) if published_accuracy(task, "s3", settings) else {}
 
 
 def tasks_in_order(tasks: Iterable[str]) -> list[str]:

@@ -28,14 +28,16 @@ def write_report(
     facts: Mapping[str, Any],
     against: str | None = None,
     published: Mapping[str, str] | None = None,
+    published_measures: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
     """Writes `results.md`, `curves.png` and, with the facts, `all_results.json`.
 
     Args:
         description: what was trained on what, in a sentence.
-        results, against, published: as `lra_table` takes them.
+        results, against, published, published_measures: as `lra_table` takes them.
     """
-    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{lra_table(results, against, published)}\n")
+    rows = lra_table(results, against, published, published_measures)
+    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{rows}\n")
     plot_learning_curves(folder / "curves.png", results, title)
     content = {"title": title, "description": description, **facts, "arms": results}
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
@@ -71,7 +73,10 @@ def lra_overview(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def lra_table(
-    results: Mapping[str, Mapping[str, Any]], against: str | None = None, published: Mapping[str, str] | None = None
+    results: Mapping[str, Mapping[str, Any]],
+    against: str | None = None,
+    published: Mapping[str, str] | None = None,
+    published_measures: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
     """A Markdown table of all arms and settings: accuracies times 100, mean and standard deviation over seeds.
 
@@ -79,6 +84,7 @@ def lra_table(
         results: by arm, as `grid.grid_results` gives them; cells' metrics hold `test_accuracy`.
         against: the arm from which the others' test accuracies are subtracted, setting by setting, in a column of its own.
         published: by arm, what a paper gives, for a column of its own: an accuracy, or a change where `against` is given.
+        published_measures: by arm and measure, what a paper gives for incoherence.
     """
     head = ["", "setting", "test accuracy"]
     head += [f"against {against}"] if against else []
@@ -107,7 +113,9 @@ def lra_table(
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
             for measure in measures:
                 values = [cell["metrics"][measure] for cell in setting["cells"] if measure in cell["metrics"]]
-                row.append(f"{mean(values):.3g}" if values else "")
+                figure = (published_measures or {}).get(name, {}).get(measure)
+                beside = "" if figure is None else f", published {figure}"
+                row.append(f"{mean(values):.3g}{beside}" if values else "")
             rows.append(row)
     return table([*head, *(name.replace("_", " ") for name in measures)], rows)
 
