@@ -12,6 +12,7 @@ import pretrain_mlm
 import push_to_hub
 import pytest
 import reproduce_table3
+import run_copy_task
 import run_forecasting
 import run_glue
 import run_lra
@@ -244,6 +245,8 @@ def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monk
     monkeypatch.chdir(ROOT)
     if file.parent.name == "table3":
         classes, words = (reproduce_table3.Budget,), []
+    elif file.name == "copy.yaml":
+        classes, words = (run_copy_task.CopyArguments, run_glue.GridConfig), []
     elif file.parent.name == "lra":
         classes = (run_lra.LraArguments, run_glue.GridConfig)
         words = [] if "task_name:" in file.read_text() else ["--task_name", "image"]
