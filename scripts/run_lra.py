@@ -2,12 +2,15 @@
 
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --output_dir runs/lra-image
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --output_dir runs/lra-image-others \\
-        --mixer softmax fmm:bandwidth=5,kernels=[elu,tanh] skyformer:num_landmarks=128
+        --mixer softmax fourier fmm ponet:num_segments=32 fmm:bandwidth=5,kernels=[elu,tanh]
+    python scripts/run_lra.py --config configs/lra/skyformer.yaml --task_name image --per_device_train_batch_size 256 \\
+        --num_warmup_steps 175 --data_dir path/to/lra --output_dir runs/lra-image-skyformer
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --ablate --output_dir runs/lra-ablation
 
 A folder of the task's name lies in the data folder; scripts/prepare_lra.py makes those of ListOps and Pathfinder. Validation
 accuracy is measured once an epoch, test accuracy once, by the finished model. Seeds and learning rates may be several, and the
-same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and `curves.png`.
+same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and the learning curves, `curves.png`. A
+paper's figure stands in the table beside the settings it is for.
 """
 
 import json
