@@ -14,6 +14,7 @@ that is best on validation.
 
 import json
 import logging
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,10 @@ def build_forecaster(text: str, variables: int, context_length: int, prediction_
     return model_class(config_class(**{key: value for key, value in fields.items() if key in known} | settings | own))
 
 
-def run_model(text: str, splits: dict[str, Windows], grid: GridConfig, rows: int | None) -> tuple[dict[str, Any], Path]:
-    """Trains the grid's cells of a forecaster; what they gave, and the best one's folder."""
+def run_model(
+    text: str, splits: dict[str, Windows], grid: GridConfig, data: dict[str, Any]
+) -> tuple[dict[str, Any], Path]:
+    """Trains the grid's cells of a forecaster; what they gave, and the best one's folder. `data` says what the windows are of."""
     variables = splits["train"].values.shape[1]
     context_length, prediction_length = splits["train"].context_length, splits["train"].prediction_length
     config = build_forecaster(text, variables, context_length, prediction_length).config
@@ -123,7 +126,7 @@ def run_model(text: str, splits: dict[str, Windows], grid: GridConfig, rows: int
         return with_test_metrics(result, model, test)
 
     fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
-    identity = {"task": "forecasting", "model": fields, "max_train_samples": rows}
+    identity = {"task": "forecasting", "model": fields} | data
     identity["windows"] = {split: len(windows) for split, windows in splits.items()}
     settings: list[Setting] = run_grid(grid, identity, train_cell)
     return grid_results(settings), Path(grid.output_dir) / "cells" / settings[0].best_cell.name
@@ -155,6 +158,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         build_forecaster(text, 2, context_length, horizons[0])
     files = [Path(arguments.data_dir) / f"{dataset.file}{packed}" for packed in ("", ".gz")]
     series = read_series(next((file for file in files if file.exists()), files[0]))
+    data = {"dataset": arguments.dataset_name, "checksum": zlib.crc32(series.values.tobytes())}
+    data["max_train_samples"] = arguments.max_train_samples
     top = Path(grid.output_dir)
     results: dict[int, dict[str, Any]] = {}
     examples: dict[int, dict[str, np.ndarray]] = {}
@@ -174,7 +179,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             else:
                 where = top / file_name(text) / f"horizon-{horizon}"
                 own_grid = replace(grid, output_dir=str(where))
-                results[horizon][text], folder = run_model(text, splits, own_grid, arguments.max_train_samples)
+                results[horizon][text], folder = run_model(text, splits, own_grid, data)
             examples[horizon][text] = example(text, folder, splits["test"], dataset.period)
             if process_state().is_main_process:
                 write_text(top / "results.md", forecast_page(arguments.dataset_name, dataset.horizons, results))

@@ -82,6 +82,38 @@ def test_every_forecaster_is_trained_once_and_tabled(data, tmp_path):
     assert AutoModel.from_pretrained(s3).config.prediction_length == 6
 
 
+def test_cells_of_another_dataset_and_of_other_values_are_not_taken(data, tmp_path):
+    words = ["--horizons", "6", "--model", "dlinear", "--num_train_epochs", "1"]
+    rows = (data / "national_illness.csv").read_text()
+    (tmp_path / "national_illness.csv").write_text(rows)
+    (tmp_path / "exchange_rate.csv").write_text(rows)
+    run(tmp_path, tmp_path / "out", *words)
+    with pytest.raises(ValueError, match="was made with dataset = ili, now it is exchange"):
+        run(tmp_path, tmp_path / "out", *words, "--dataset_name", "exchange")
+    last = rows.rindex(",")
+    (tmp_path / "national_illness.csv").write_text(rows[:last] + ",0.5\n")
+    with pytest.raises(ValueError, match="was made with checksum = "):
+        run(tmp_path, tmp_path / "out", *words)
+
+
+@pytest.mark.parametrize(("name", "file"), [("electricity", "electricity.csv"), ("traffic", "traffic.csv")])
+def test_files_in_the_layout_of_electricity_and_traffic_are_read(tmp_path, name, file):
+    """Hours in ascending order, variables numbered, OT last; the last value's error is recomputed from the rows."""
+    values = np.random.default_rng(0).normal(3, 2, (120, 4))
+    hours = np.datetime64("2016-07-01T02") + np.arange(120)
+    rows = [
+        f"{str(hour).replace('T', ' ')}:00:00,{','.join(map(repr, row.tolist()))}" for hour, row in zip(hours, values)
+    ]
+    (tmp_path / file).write_text("\n".join(["date,0,1,2,OT", *rows]) + "\n")
+    words = ["--dataset_name", name, "--horizons", "6", "--model", "last", "dlinear", "--num_train_epochs", "1"]
+    results = run(tmp_path, tmp_path / "out", *words)["horizons"]["6"]
+    scaled = (values - values[:84].mean(0)) / values[:84].std(0)
+    errors = [scaled[first : first + 6] - scaled[first - 1] for first in range(96, 120 - 6 + 1)]
+    assert results["last"]["mse"] == pytest.approx(np.square(errors).mean(), rel=1e-5)
+    assert results["last"]["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+    assert results["dlinear"]["eval_test_mse"] > 0
+
+
 def test_the_papers_rows_stand_beside_the_benchmarks_horizons(data, tmp_path):
     run(data, tmp_path, "--horizons", "24", "--model", "last")
     assert "| S3Attention, the paper's | 2.431 / 0.997 |" in (tmp_path / "results.md").read_text()
