@@ -337,6 +337,18 @@ def test_early_stopping_waits_its_patience_and_saves(tmp_path):
     assert damage(tmp_path / "checkpoint-6") is None
 
 
+def test_a_run_that_stopped_early_does_not_go_on_when_called_again(tmp_path):
+    settings = dict(early_stopping_patience=2, eval_steps=2, greater_is_better=True, load_best_model_at_end=True)
+    first = pretrain(tmp_path, **settings)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert first.step < 60, "the highest loss is called best here, so that it stops early"
+    again = pretrain(tmp_path, **settings, resume_from_checkpoint="latest")
+    assert (again.step, again.metrics, again.history) == (first.step, first.metrics, first.history)
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    more = pretrain(tmp_path, **settings | {"early_stopping_patience": 4}, resume_from_checkpoint="latest")
+    assert more.step == first.step + 4, "with more patience it does"
+
+
 def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoints_are_kept(tmp_path):
     """The highest loss is called best here, which is the first one's."""
     config = TrainingConfig(

@@ -228,7 +228,8 @@ class _Run:
         )
         loader = DataLoader(
             micro_batches,
-            sampler=range(progress.step, self.total_steps),
+            # A run that had stopped early is not to go on when it is called again.
+            sampler=range(progress.step, progress.step if self._out_of_patience() else self.total_steps),
             batch_size=None,
             num_workers=config.dataloader_num_workers,
             pin_memory=self.accelerator.device.type == "cuda",
@@ -365,7 +366,10 @@ class _Run:
             progress.evaluations_since_best = 0
         else:
             progress.evaluations_since_best += 1
-        return 0 < config.early_stopping_patience <= progress.evaluations_since_best
+        return self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.config.early_stopping_patience <= self.progress.evaluations_since_best
 
     def _keeps_best(self) -> int:
         """The step of the best evaluation so far, where the run is to end with its weights; 0 elsewhere."""
