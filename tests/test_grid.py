@@ -93,6 +93,16 @@ def test_a_cell_made_otherwise_is_not_taken_for_finished(tmp_path):
     run_grid(grid(tmp_path, logging_steps=3, report_to="none"), {"max_seq_length": 64}, Trainings())
 
 
+@pytest.mark.parametrize("decides", [{"load_best_model_at_end": True}, {"early_stopping_patience": 2}])
+def test_steps_between_evaluations_count_where_they_decide_which_weights_are_kept(tmp_path, decides):
+    run_grid(grid(tmp_path / "plain", eval_steps=5), {}, Trainings())
+    assert "eval_steps" not in next(tmp_path.glob("plain/cells/*/cell.json")).read_text()
+    run_grid(grid(tmp_path / "plain", eval_steps=7), {}, Trainings())
+    run_grid(grid(tmp_path / "best", eval_steps=5, **decides), {}, Trainings())
+    with pytest.raises(ValueError, match="was made with eval_steps = 5, now it is 7"):
+        run_grid(grid(tmp_path / "best", eval_steps=7, **decides), {}, Trainings())
+
+
 def test_an_interrupted_grid_goes_on_with_the_cell_it_was_in(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_grid(grid(tmp_path), {}, Trainings(SCORES | {(1e-3, 1): KeyboardInterrupt()}))

@@ -214,7 +214,9 @@ def _train(name: str, config: TrainingConfig, train_cell: Callable[[TrainingConf
 
 
 def _made_with(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = {name: value for name, value in asdict(config).items() if name not in _FREE}
+    # Evaluations do not change what is learnt, but they may decide where it stops and which weights are kept.
+    decisive = {"eval_steps"} if config.load_best_model_at_end or config.early_stopping_patience else set()
+    arguments = {name: value for name, value in asdict(config).items() if name not in _FREE - decisive}
     return json.loads(json.dumps({**identity, "batch_size": config.global_batch_size(), **arguments}))
 
 
