@@ -2,6 +2,7 @@
 
 import cmath
 import math
+import re
 
 import pytest
 import torch
@@ -59,6 +60,14 @@ def test_extrapolation_is_that_of_the_loops_and_continues_kept_harmonics_exactly
     kept = sum(size * torch.cos(2 * math.pi * k * steps / length + 0.3 * k) for k, size in enumerate(sizes))
     continued = fourier_extrapolation(kept[None, :length, None].float(), harmonics, horizon)[0, :, 0]
     assert (continued - kept).abs().max() < 1e-5 * (1 + sizes.abs().sum())
+
+
+def test_extrapolation_keeps_its_precision_under_autocast():
+    states = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(0))
+    exact = fourier_extrapolation(states, 8, 30)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(fourier_extrapolation(states, 8, 30), exact)
+        assert fourier_extrapolation(states.bfloat16(), 8, 30).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("offset", [1, 1e-5])
@@ -192,6 +201,10 @@ def test_values_of_another_shape_are_refused():
         ValueError, match=r"past_values has shape \(2, 12, 3\); the model takes \(batch, 13 steps, 3 variables\)"
     ):
         model()(past_values=torch.randn(2, 12, 3))
+    for wrong in ((2, 9, 1), (9, 3), (1, 9, 3)):  # all would broadcast
+        shapes = rf"future_values has shape {re.escape(str(wrong))}; the forecast has \(2, 9, 3\)"
+        with pytest.raises(ValueError, match=shapes):
+            model()(past_values=torch.randn(2, 13, 3), future_values=torch.randn(wrong))
 
 
 def test_dlinear_is_that_of_the_loops():

@@ -69,7 +69,8 @@ def fourier_extrapolation(states: torch.Tensor, num_harmonics: int, horizon: int
     # Of two conjugate frequencies one stands for both; 0 and L/2 have no other.
     weights = torch.where((harmonics == 0) | (2 * harmonics == length), 1, 2).to(exact) / length
     transform = (basis[:length] * weights.repeat(2)).T  # (2 K, L)
-    return (basis @ (transform @ exact)).to(states.dtype)
+    with torch.autocast(states.device.type, enabled=False):
+        return (basis @ (transform @ exact)).to(states.dtype)
 
 
 class S3ForecastBlock(GradientCheckpointingLayer):
@@ -137,7 +138,7 @@ class S3ForecastModel(S3ForecastPreTrainedModel):
             future_values: (B, H, C), for the loss. future_observed_mask: which of them count; by default all that are not NaN.
 
         Raises:
-            ValueError: another number of steps or variables than the configuration's.
+            ValueError: another number of steps or variables than the configuration's, of past or of future values.
         """
         config = self.config
         expected = (config.context_length, config.num_input_channels)
@@ -162,6 +163,11 @@ class S3ForecastModel(S3ForecastPreTrainedModel):
         forecast = forecast * scale + loc
         loss = None
         if future_values is not None:
+            if future_values.shape != forecast.shape:
+                raise ValueError(
+                    f"future_values has shape {tuple(future_values.shape)}; the forecast has {tuple(forecast.shape)}: "
+                    "(batch, steps ahead, variables)."
+                )
             counts = ~future_values.isnan() if future_observed_mask is None else future_observed_mask.bool()
             errors = torch.where(counts, future_values - forecast, 0.0)
             loss = errors.square().sum() / counts.sum().clamp(min=1)
