@@ -89,7 +89,6 @@ def trained(arguments: ForecastArguments, series: Series, step: str) -> tuple[S3
             f"The series has {total:,} rows; to read {context} steps, forecast {horizon} and hold {held_out} out, "
             f"{context + horizon + held_out} are needed. Lower --prediction_length or --context_length."
         )
-    _claim(Path(arguments.output_dir), arguments, series)
     mean, deviation = scaling(series.values[: total - held_out])
     standardised = (series.values - mean) / deviation
     config = S3ForecastConfig(
@@ -122,6 +121,7 @@ def trained(arguments: ForecastArguments, series: Series, step: str) -> tuple[S3
         resume_from_checkpoint="latest",
         report_to="none",
     )
+    _claim(Path(arguments.output_dir), arguments, series)  # not before the settings have proved possible
     result = train(model, batches, training, ForecastEvaluation(validation, 256))
     return model, result.metrics | {f"last_value_{name}": value for name, value in naive_errors(validation, 1).items()}
 

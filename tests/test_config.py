@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from s3bert.config import named_settings, parse_arguments, save_arguments
+from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
+from s3bert.models.configuration_forecast import S3ForecastConfig
 
 
 @dataclass
@@ -93,3 +94,25 @@ def test_settings_after_a_name_have_the_types_they_look_like(text, settings):
 def test_what_is_no_setting_is_named(text):
     with pytest.raises(ValueError, match="settings are name=value, with commas between them"):
         named_settings(text)
+
+
+def raised(error: BaseException):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("main", "message"),
+    [
+        (lambda: S3ForecastConfig(num_harmonics=60), "error: num_harmonics = 60: a context of 96 steps has 0 to 48."),
+        (
+            lambda: S3ForecastConfig(hidden_size="wide"),
+            "error: Field 'hidden_size' expected int, got str (value: 'wide')",
+        ),
+        (lambda: raised(ValueError("lr = -1: must be positive.")), "error: lr = -1: must be positive."),
+        (lambda: raised(KeyboardInterrupt()), "interrupted; what was saved is kept, and the same call goes on"),
+    ],
+)
+def test_a_script_ends_with_what_can_be_mended_in_a_line(main, message):
+    with pytest.raises(SystemExit) as error:
+        run_as_script(main)
+    assert str(error.value.code).startswith(message)

@@ -1,5 +1,7 @@
 """scripts/forecast.py: a CSV file in, forecasts out; dates of any step, order and holes; and errors."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import forecast
@@ -58,6 +60,16 @@ def test_training_again_gives_the_same_and_never_another_series_weights(folder, 
     other = write(tmp_path / "other.csv", pd.date_range("2024-02-28", periods=150, freq="h"), seed=5)
     with pytest.raises(ValueError, match="a model of another series or other settings lies there"):
         run(other, folder / "model", "--prediction_length", "6")
+
+
+def test_settings_that_cannot_be_are_told_in_a_line_and_do_not_claim_the_folder(folder, tmp_path):
+    script = Path(forecast.__file__)
+    words = ["--csv_file", folder / "series.csv", "--output_dir", tmp_path, "--hidden_size", "10"]
+    result = subprocess.run([sys.executable, script, *map(str, words)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "error: num_attention_heads = 4 does not divide hidden_size = 10."
+    assert "Traceback" not in result.stderr
+    run(folder / "series.csv", tmp_path, "--prediction_length", "6")  # the corrected call
 
 
 def test_order_holes_and_empty_cells_are_taken_as_they_are(folder, tmp_path):

@@ -16,6 +16,7 @@ from typing import Any
 
 import transformers
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedConfig
 
 from .files import write_text
@@ -148,7 +149,11 @@ def run_as_script(main: Callable[[], Any]) -> None:
         logging.getLogger(__name__).debug("traceback", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(DIVERGED if isinstance(error, FloatingPointError) else 1)
+    except StrictDataclassError as error:  # a configuration's value; the cause says which, and what is allowed
+        logging.getLogger(__name__).debug("traceback", exc_info=True)
+        sys.exit(f"error: {error.__cause__ or error}")
     except KeyboardInterrupt:
         sys.exit(
-            "interrupted; training goes on with --resume_from_checkpoint latest, a grid or a benchmark with the same call"
+            "interrupted; what was saved is kept, and the same call goes on from there, with "
+            "--resume_from_checkpoint latest where a script has that argument"
         )
