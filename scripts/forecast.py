@@ -78,8 +78,27 @@ def _claim(folder: Path, arguments: ForecastArguments, series: Series) -> None:
     write_text(file, text)
 
 
+def _check_known(series: Series, rows: slice, purpose: str) -> None:
+    """
+    Raises:
+        ValueError: a variable has no value in those rows.
+    """
+    empty = np.isnan(series.values[rows]).all(0)
+    if empty.any():
+        dates = series.dates.iloc[rows]
+        raise ValueError(
+            f"Column {series.names[int(empty.argmax())]!r} has no value from {dates.iloc[0]} to {dates.iloc[-1]}, the rows "
+            f"{purpose}. Fill it, leave out rows at the end that have no values yet, or name other columns (--columns)."
+        )
+
+
 def trained(arguments: ForecastArguments, series: Series, step: str) -> tuple[S3ForecastModel, dict[str, float]]:
-    """A forecaster of the series, and its errors on the rows held out, beside those of repeating the last value."""
+    """A forecaster of the series, and its errors on the rows held out, beside those of repeating the last value.
+
+    Raises:
+        ValueError: the series is too short, or a variable has no values where they are needed; a setting cannot be; the output
+            folder is another training's.
+    """
     horizon = arguments.prediction_length or 24
     context = arguments.context_length or 2 * horizon
     total = len(series.values)
@@ -89,6 +108,9 @@ def trained(arguments: ForecastArguments, series: Series, step: str) -> tuple[S3
             f"The series has {total:,} rows; to read {context} steps, forecast {horizon} and hold {held_out} out, "
             f"{context + horizon + held_out} are needed. Lower --prediction_length or --context_length."
         )
+    _check_known(series, slice(total - held_out), "to train on")
+    _check_known(series, slice(total - held_out, total), "held out to measure by")
+    _check_known(series, slice(total - context, total), "that the forecast reads")
     mean, deviation = scaling(series.values[: total - held_out])
     standardised = (series.values - mean) / deviation
     config = S3ForecastConfig(
@@ -130,7 +152,8 @@ def loaded(arguments: ForecastArguments, series: Series, step: str) -> S3Forecas
     """A trained forecaster of the same columns and step.
 
     Raises:
-        ValueError: it is for other columns, another step or other lengths, or does not say for which.
+        ValueError: it is for other columns, another step or other lengths, or does not say for which; the series is too short,
+            or a variable has no value where the model reads.
     """
     name = arguments.model_name_or_path
     config = S3ForecastConfig.from_pretrained(name)
@@ -150,6 +173,7 @@ def loaded(arguments: ForecastArguments, series: Series, step: str) -> S3Forecas
         raise ValueError(
             f"The series has {len(series.values)} rows, {name} reads {config.context_length}: give it more."
         )
+    _check_known(series, slice(len(series.values) - config.context_length, None), "that the forecast reads")
     return S3ForecastModel.from_pretrained(name)
 
 

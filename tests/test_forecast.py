@@ -1,5 +1,6 @@
 """scripts/forecast.py: a CSV file in, forecasts out; dates of any step, order and holes; and errors."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,12 @@ def test_any_step_is_found_with_and_without_holes(step, holes):
             lambda t: t.assign(sine=t["sine"].astype(str).replace(t["sine"].astype(str)[4], "many")),
             "line 6: 'many' in column 'sine'",
         ),
+        (
+            lambda t: t.assign(sine=t["sine"].where(t.index < 110)),
+            r"'sine' has no value from 2024-03-04 00:00:00 to 2024-03-05 05:00:00, the rows held out to measure by",
+        ),
+        (lambda t: t.assign(sine=t["sine"].where(t.index > 130)), "'sine' has no value .* the rows to train on"),
+        (lambda t: t.assign(**{"": ""}), "'Unnamed: 3' has no value .* the rows to train on"),
         (lambda t: t.head(2), "The series has 2 rows"),
         (lambda t: t.head(30), "The series has 30 rows; to read 48 steps, forecast 24 and hold 24 out, 96 are needed"),
     ],
@@ -130,6 +137,24 @@ def test_what_is_wrong_with_a_series_is_named(folder, tmp_path, change, message)
 def test_a_model_for_something_else_is_named(folder, tmp_path, words, message):
     with pytest.raises(ValueError, match=message):
         run(folder / "series.csv", tmp_path / "out", "--model_name_or_path", str(folder / "model"), *words)
+
+
+def test_a_model_that_would_read_nothing_of_a_column_is_not_asked(folder, tmp_path):
+    table = pd.read_csv(folder / "series.csv")
+    table.assign(flat=table["flat"].where(table.index < 138)).to_csv(tmp_path / "blank.csv", index=False)
+    words = ["--model_name_or_path", str(folder / "model")]
+    with pytest.raises(ValueError, match=r"'flat' has no value .* the rows that the forecast reads\. .*--columns"):
+        run(tmp_path / "blank.csv", tmp_path / "out", *words)
+    with pytest.raises(ValueError, match=r"'flat' has no value .* the rows that the forecast reads"):
+        run(tmp_path / "blank.csv", tmp_path / "out", "--prediction_length", "12", "--context_length", "12")
+
+
+def test_errors_of_a_series_with_holes_are_numbers(folder, tmp_path):
+    table = pd.read_csv(folder / "series.csv")
+    table.drop(range(125, 135)).to_csv(tmp_path / "holey.csv", index=False)
+    run(tmp_path / "holey.csv", tmp_path / "out", "--prediction_length", "6")
+    errors = json.loads((tmp_path / "out/errors.json").read_text())
+    assert np.isfinite(list(errors.values())).all()
 
 
 def test_a_short_series_for_a_saved_model_is_named(folder, tmp_path):

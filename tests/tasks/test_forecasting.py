@@ -111,6 +111,18 @@ def test_naive_forecasts_repeat_the_last_value_and_the_last_period():
     assert len(windows.take(4)) == 4
 
 
+def test_naive_forecasts_carry_the_last_value_over_holes_and_their_errors_are_numbers():
+    values = np.arange(40.0)[:, None] * [1, -1] + [0, 5]
+    values[:24, 1] = values[21:24, 0] = math.nan
+    windows = Windows(values, 20, 40, 5, 7)
+    assert windows.naive(np.array([4]), 1)[0, 0].tolist() == [20, 0], "there was no second value yet"
+    assert windows.naive(np.array([5]), 3)[0, :, 0].tolist() == [20, 20, 24, 20, 20, 24, 20]
+    assert windows.naive(np.array([5]), 1)[0, 0].tolist() == [24, 5 - 24]
+    assert all(math.isfinite(value) for value in naive_errors(windows, 3).values())
+    with pytest.raises(ValueError, match="no value to measure forecasts by"):
+        naive_errors(Windows(np.full((40, 2), math.nan), 20, 40, 5, 7), 1)
+
+
 @torch.no_grad()
 def test_errors_are_means_over_all_windows_and_without_the_rest_of_the_last_batch():
     torch.manual_seed(0)

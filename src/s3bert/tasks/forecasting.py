@@ -7,6 +7,7 @@ those programs leave out the last incomplete batch, of the test split too. T row
 """
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -119,10 +120,21 @@ class Windows:
         return fewer
 
     def naive(self, chosen: np.ndarray, period: int) -> torch.Tensor:
-        """Forecasts (B, H, C) that repeat the last `period` rows before the horizon; a period of 1 repeats the last value."""
+        """Forecasts (B, H, C) that repeat the last `period` rows before the horizon; a period of 1 repeats the last value.
+
+        A missing value counts as the one before it, and as 0, the mean, where there is none before it.
+        """
         origin = torch.from_numpy(self.start + self.context_length + np.asarray(chosen))[:, None]
         back = period - torch.arange(self.prediction_length) % period
-        return self.values[(origin - back).clamp(min=0)]
+        return self._known[(origin - back).clamp(min=0)]
+
+    @functools.cached_property
+    def _known(self) -> torch.Tensor:
+        rows = torch.arange(len(self.values))[:, None]
+        last = (
+            torch.where(self.values.isnan(), 0, rows).cummax(0).values
+        )  # (T, C), the row of the last value that is there
+        return self.values.gather(0, last).nan_to_num(0.0)
 
 
 def split_windows(
@@ -155,9 +167,17 @@ class Errors:
         self.sums += torch.stack([error.square().sum(), error.abs().sum(), there.sum()])
 
     def means(self) -> dict[str, float]:
-        """`mse` and `mae`."""
+        """`mse` and `mae`.
+
+        Raises:
+            ValueError: all true values are missing.
+        """
         squares, absolutes, count = self.sums.tolist()
-        return {"mse": squares / max(count, 1), "mae": absolutes / max(count, 1)}
+        if not count:
+            raise ValueError(
+                "There is no value to measure forecasts by: all that lie in the windows' horizons are missing."
+            )
+        return {"mse": squares / count, "mae": absolutes / count}
 
 
 def naive_errors(windows: Windows, period: int) -> dict[str, float]:
