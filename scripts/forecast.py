@@ -33,6 +33,7 @@ from s3bert.training import TrainingConfig, train
 
 _HELD_OUT = 0.2  # of the rows
 _BATCH = 32
+_NOT_LEARNT = ("csv_file", "date_format", "output_dir")  # arguments that say where data is and how to read it
 
 
 @dataclass
@@ -43,6 +44,9 @@ class ForecastArguments:
     output_dir: str = HfArg(help="folder of the forecast, and of the model if one is trained")
     model_name_or_path: str | None = HfArg(help="a trained forecaster; one is trained by default", default=None)
     date_column: str | None = HfArg(help="column of dates; the first by default", default=None)
+    date_format: str | None = HfArg(
+        help="of the dates, such as %%d/%%m/%%Y; by default ISO 8601, or what all of them can be", default=None
+    )
     columns: list[str] = HfArg(help="columns to forecast; all others by default", default_factory=list)
     prediction_length: int | None = HfArg(help="steps ahead; a model's own, or 24, by default", default=None)
     context_length: int | None = HfArg(
@@ -67,7 +71,7 @@ def _claim(folder: Path, arguments: ForecastArguments, series: Series) -> None:
     Raises:
         ValueError: it is another training's.
     """
-    content = {name: value for name, value in vars(arguments).items() if name not in ("csv_file", "output_dir")}
+    content = {name: value for name, value in vars(arguments).items() if name not in _NOT_LEARNT}
     content |= {"names": series.names, "dates": [str(series.dates.iloc[0]), str(series.dates.iloc[-1])]}
     content["checksum"] = zlib.crc32(series.values.tobytes())
     file, text = folder / "training.json", json.dumps(content, indent=1) + "\n"
@@ -191,7 +195,9 @@ def main(argv: list[str] | None = None) -> pd.DataFrame:
     """Runs the script; returns the forecast, a row a date."""
     (arguments,) = parse_arguments((ForecastArguments,), argv, __doc__)
     top = Path(arguments.output_dir)
-    series, step = regular(read_series(Path(arguments.csv_file), arguments.date_column, arguments.columns or None))
+    series, step = regular(
+        read_series(Path(arguments.csv_file), arguments.date_column, arguments.columns or None, arguments.date_format)
+    )
     missing = int(np.isnan(series.values).any(1).sum())
     print(
         f"{len(series.values):,} rows from {series.dates.iloc[0]} to {series.dates.iloc[-1]}, step {step}, {missing:,} with gaps"

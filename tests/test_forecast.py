@@ -1,6 +1,7 @@
 """scripts/forecast.py: a CSV file in, forecasts out; dates of any step, order and holes; and errors."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from s3bert.tasks.series import Series, following, regular
+from s3bert.tasks.series import Series, following, read_series, regular
 
 
 def write(file: Path, dates: pd.DatetimeIndex, seed: int = 0, **columns: np.ndarray) -> Path:
@@ -73,17 +74,46 @@ def test_settings_that_cannot_be_are_told_in_a_line_and_do_not_claim_the_folder(
     run(folder / "series.csv", tmp_path, "--prediction_length", "6")  # the corrected call
 
 
-def test_order_holes_and_empty_cells_are_taken_as_they_are(folder, tmp_path):
-    """The last steps are shuffled, some are left out, some cells are empty: the forecast moves little."""
+def test_order_holes_and_empty_cells_change_nothing_but_what_is_missing(folder, tmp_path):
+    """Shuffled rows give the same forecast to the last digit, and so do rows left out and the same rows with empty cells."""
     table = pd.read_csv(folder / "series.csv")
-    holey = table.drop([141, 142]).sample(frac=1, random_state=0)
+    holey = table.drop([141, 142])
     holey.loc[145, "flat"] = np.nan
-    holey.to_csv(tmp_path / "holey.csv", index=False)
-    whole = run(folder / "series.csv", tmp_path / "a", "--model_name_or_path", str(folder / "model"))
-    result = run(tmp_path / "holey.csv", tmp_path / "b", "--model_name_or_path", str(folder / "model"))
-    assert list(result.index) == list(whole.index)
-    assert np.isfinite(result.to_numpy()).all()
-    assert np.abs(result - whole).to_numpy().max() < 1
+    emptied = table.astype({"flat": float})
+    emptied.loc[[141, 142], ["sine", "flat"]] = emptied.loc[145, "flat"] = np.nan
+    tables = {"shuffled": table.sample(frac=1, random_state=0), "holey": holey.sample(frac=1, random_state=0)}
+    found = {"whole": run(folder / "series.csv", tmp_path / "whole", "--model_name_or_path", str(folder / "model"))}
+    for name, rows in (tables | {"emptied": emptied}).items():
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+        found[name] = run(tmp_path / f"{name}.csv", tmp_path / name, "--model_name_or_path", str(folder / "model"))
+    pd.testing.assert_frame_equal(found["shuffled"], found["whole"], check_exact=True)
+    pd.testing.assert_frame_equal(found["holey"], found["emptied"], check_exact=True)
+    assert not found["holey"].equals(found["whole"])
+
+
+def test_values_stay_with_their_dates_whatever_the_order(tmp_path):
+    dates = pd.date_range("2024-02-28", periods=50, freq="h")
+    rows = pd.DataFrame({"when": dates, "hours": np.arange(50.0)}).drop([7, 20, 21]).sample(frac=1, random_state=0)
+    rows.to_csv(tmp_path / "shuffled.csv", index=False)
+    series, _ = regular(read_series(tmp_path / "shuffled.csv"))
+    assert list(series.dates) == list(dates)
+    expected = [math.nan if hour in (7, 20, 21) else hour for hour in range(50)]
+    np.testing.assert_array_equal(series.values[:, 0], expected)
+
+
+def test_day_first_dates_and_local_times_over_the_end_of_daylight_saving_are_forecast(folder, tmp_path, caplog):
+    table = pd.read_csv(folder / "series.csv")
+    hours = pd.date_range("2024-10-24", periods=150, freq="h", tz="Europe/Berlin")
+    words = ["--model_name_or_path", str(folder / "model")]
+    with caplog.at_level("INFO"):
+        table.assign(when=[hour.isoformat() for hour in hours]).to_csv(tmp_path / "local.csv", index=False)
+        result = run(tmp_path / "local.csv", tmp_path / "local", *words)
+    assert "several offsets from UTC (+01:00, +02:00): they are read as UTC" in caplog.text
+    assert list(result.index) == list(pd.date_range(hours[-1].tz_convert("UTC"), periods=7, freq="h")[1:])
+    days = pd.date_range("2024-03-01", periods=150, freq="h")
+    table.assign(when=days.strftime("%d/%m/%Y %H:%M")).to_csv(tmp_path / "days.csv", index=False)
+    result = run(tmp_path / "days.csv", tmp_path / "days", *words, "--date_format", "%d/%m/%Y %H:%M")
+    assert list(result.index) == list(pd.date_range(days[-1], periods=7, freq="h")[1:])
 
 
 @pytest.mark.parametrize("step", ["15min", "h", "D", "B", "W-SUN", "MS", "ME", "QS-JAN", "YS-JAN", "10s"])
@@ -101,7 +131,7 @@ def test_any_step_is_found_with_and_without_holes(step, holes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: pd.concat([t, t.iloc[[3]]]), "The date 2024-02-28 03:00:00 stands in 2 rows"),
+        (lambda t: pd.concat([t, t.iloc[[3]]]), "The date 2024-02-28 03:00:00 stands in 2 rows.*offset"),
         (
             lambda t: t.assign(when=t["when"].replace("2024-02-28 05:00:00", "2024-02-28 05:20:00")),
             "lie at no regular steps",

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from accelerate import Accelerator
@@ -55,12 +56,66 @@ def test_a_file_is_read_packed_or_not_with_missing_values(tmp_path):
         ([*ROWS, "soon,1,1"], {}, "line 5: 'soon' in column 'date' is no date"),
         (["date", "2020-01-01"], {}, "has no column but 'date'"),
         ([*ROWS, "2020-01-04,1,2,3,4"], {}, "cannot be read as CSV"),
+        ([*ROWS[:2], "", "  ", ",,", "2020-01-02,x,1"], {}, "line 6: 'x' in column 'a' is no number"),
+        ([*ROWS, "2020-01-04,1,-inf"], {}, "line 5: '-inf' in column 'b' is no number"),
+        ([*ROWS, "2020-01-04,1e999,1"], {}, "line 5: '1e999' in column 'a' is no number"),
+        (
+            ["date,a", "2020-01-01,1,2", "2020-01-02,1,2"],
+            {},
+            r"names 2 columns \(date, a\), but the rows have more cells",
+        ),
+        (
+            ["date;a", "2020-01-01;1,5", "2020-01-02;1,5"],
+            {},
+            "'date;a', have ';' between them. Separate them with commas",
+        ),
+        (["date\ta", "2020-01-01\t1"], {}, r"have '\\t' between them"),
+        (["date,a , a", "2020-01-01,1,2"], {}, "has two columns 'a'"),
+        (["date,a", "Jan-20,1"], {}, "line 2: 'Jan-20' in column 'date' is no date"),
+        (["date,a", "10:00,1"], {}, "line 2: '10:00' in column 'date' is no date"),
+        (["date,a", "10:00:00.123456,1"], {}, "'10:00:00.123456' in column 'date' is no date.* with the year"),
+        (["date,a", "13/01/2020,1", "01/13/2020,1"], {}, "line [23]: .* is no date"),
+        (["date,a", "01/02/20,1"], {"date_format": "%d/%m/%Y"}, "is no date of the form %d/%m/%Y"),
+        (["date,a", "01/02/2020,1"], {"date_format": "%d/%q"}, "column 'date': .*directive"),
+        (
+            ["date,a", "05.05.2020,1", "01.02.2020,1"],
+            {},
+            "column 'date': '01.02.2020' may be 2020-01-02 or 2020-02-01, .* Write them as 2020-12-31, or give their --date_format",
+        ),
         ([], {}, "cannot be read as CSV|has no column"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path, rows, arguments, message):
     with pytest.raises(ValueError, match=message):
         read_series(write(tmp_path, rows), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("dates", "date_format", "first", "second"),
+    [
+        (["01/02/2020", "13/02/2020"], None, "2020-02-01", "2020-02-13"),
+        (["01/02/2020 9:00 PM", "01/13/2020 10:00 PM"], None, "2020-01-02 21:00", "2020-01-13 22:00"),
+        (["01.02.2020 10:00", "31.1.2020 0:00"], None, "2020-02-01 10:00", "2020-01-31 00:00"),
+        (["05-05-2020", "06-06-2020"], None, "2020-05-05", "2020-06-06"),
+        (["1990/1/2 0:00", "1990/1/13 0:00"], None, "1990-01-02", "1990-01-13"),
+        (["2 January 2020", "Feb 1, 2020"], None, "2020-01-02", "2020-02-01"),
+        (["2020Q1", "2020Q2"], None, "2020-01-01", "2020-04-01"),
+        ([" 20200102", "20200103 "], None, "2020-01-02", "2020-01-03"),
+        (["01/02/2020", "02/02/2020"], "%d/%m/%Y", "2020-02-01", "2020-02-02"),
+        (
+            ["2020-10-25T02:00+02:00", "2020-10-25T03:00+02:00"],
+            None,
+            "2020-10-25T02:00+02:00",
+            "2020-10-25T03:00+02:00",
+        ),
+        (["2020-10-25 02:00+02:00", "2020-10-25 02:00+01:00"], None, "2020-10-25 00:00Z", "2020-10-25 01:00Z"),
+    ],
+)
+def test_dates_are_read_as_all_of_a_column_can_be(tmp_path, dates, date_format, first, second):
+    file = write(tmp_path, [" date , a", *(f'"{date}",1' for date in dates)])
+    series = read_series(file, date_format=date_format)
+    assert series.names == ["a"], "blanks around names are none of theirs"
+    assert series.dates.tolist() == [pd.Timestamp(first), pd.Timestamp(second)]
 
 
 def test_a_missing_and_a_cut_file_are_named(tmp_path):

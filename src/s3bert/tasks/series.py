@@ -1,10 +1,23 @@
 """Series of one's own: CSV files of dates and numbers, made regular, and the dates that follow them."""
 
+import functools
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+
+logger = logging.getLogger(__name__)
+
+_YEAR_LAST = re.compile(r"^(\d{1,2})([-/.])(\d{1,2})\2(\d{4})(?!\d)")
+# What pandas is left to understand: other texts it completes with today's date, or turns day and month around in silence.
+_CLEAR = re.compile(
+    r"\d{4}|.*(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec).*(?<!\d)(?<!\d\.)\d{4}(?!\d)", re.IGNORECASE
+)
+_OFFSET = re.compile(r"[T ]\d[\d:.]*\s*(Z|[-+]\d\d(?::?\d\d)?)$")
 
 
 @dataclass
@@ -16,48 +29,108 @@ class Series:
     dates: pd.Series
 
 
-def read_series(file: Path, date_column: str | None = None, columns: list[str] | None = None) -> Series:
+def read_series(
+    file: Path, date_column: str | None = None, columns: list[str] | None = None, date_format: str | None = None
+) -> Series:
     """A CSV file, packed or not, with a header, one column of dates and columns of numbers; an empty cell is a missing value.
+
+    Dates are ISO 8601, or have the year last and the month or the day first, whichever all of them can have, or the month's
+    name. Those with one offset from UTC keep it, those with several are read as UTC.
 
     Args:
         date_column: the first column by default. columns: the variables; all others by default.
+        date_format: of the dates, as in `strptime`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: no such column; a cell that is no number, or no date, with its row.
+        ValueError: no such column; columns that are not separated by commas, or more of them than the header names; a cell
+            that is no finite number, or no date with a year, with its line; dates that may be month-first and day-first.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file} is not there: name a CSV file with a column of dates and columns of numbers.")
-    try:
-        table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding_errors="replace")
-    except (OSError, EOFError, ValueError) as error:  # a cut archive, rows of several lengths, no columns
-        raise ValueError(f"{file} cannot be read as CSV ({error}): copy it anew, or mend it.") from error
+    table = _read_table(file)
     date_column = date_column if date_column is not None else table.columns[0]
     wanted = [name for name in table.columns if name != date_column] if columns is None else columns
     if unknown := [name for name in (date_column, *wanted) if name not in table.columns]:
         raise ValueError(f"{file} has no column {unknown[0]!r}; there is {', '.join(table.columns)}.")
     if not wanted:
         raise ValueError(f"{file} has no column but {date_column!r}: there is nothing to forecast.")
-    dates = pd.to_datetime(table[date_column], errors="coerce", format="mixed")
+    try:
+        dates = _read_dates(table[date_column].tolist(), date_format)
+    except ValueError as error:
+        raise ValueError(f"{file}, column {date_column!r}: {error}") from error
     if dates.isna().any():
-        row = int(dates.isna().to_numpy().argmax())
+        row = int(dates.isna().argmax())
         raise ValueError(
-            f"{file}, line {row + 2}: {table[date_column][row]!r} in column {date_column!r} is no date. Name the column of "
-            "dates, or write them as 2020-12-31 or 2020-12-31 23:00."
+            f"{file}, line {table.index[row] + 2}: {table[date_column].iloc[row]!r} in column {date_column!r} is no date"
+            f"{f' of the form {date_format}' if date_format else ''}. Name the column of dates, write them with the year, as "
+            "2020-12-31 or 2020-12-31 23:00, or give their --date_format."
         )
     values = np.empty((len(table), len(wanted)))
     for place, name in enumerate(wanted):
-        cells = table[name].str.strip()
+        cells = table[name]
         numbers = pd.to_numeric(cells.where(cells != "", "nan"), errors="coerce").to_numpy()
-        wrong = np.isnan(numbers) & ~cells.str.lower().isin(["", "nan", "na", "null"]).to_numpy()
+        wrong = ~np.isfinite(numbers) & ~cells.str.lower().isin(["", "nan", "na", "null"]).to_numpy()
         if wrong.any():
             row = int(wrong.argmax())
             raise ValueError(
-                f"{file}, line {row + 2}: {cells[row]!r} in column {name!r} is no number. Correct it, leave the cell empty "
-                "where the value is missing, or name the columns to forecast."
+                f"{file}, line {table.index[row] + 2}: {cells.iloc[row]!r} in column {name!r} is no number. Correct it, leave the "
+                "cell empty where the value is missing, or name the columns to forecast."
             )
         values[:, place] = numbers
-    return Series(values, wanted, dates)
+    return Series(values, wanted, pd.Series(dates))
+
+
+def _read_table(file: Path) -> pd.DataFrame:
+    """The cells as texts without the blanks around them; a row's index is its line, less 2. Empty lines are left out."""
+    try:
+        table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding_errors="replace", skip_blank_lines=False)
+    except (OSError, EOFError, ValueError) as error:  # a cut archive, rows of several lengths, no columns
+        raise ValueError(f"{file} cannot be read as CSV ({error}): copy it anew, or mend it.") from error
+    names = [name.strip() for name in table.columns]
+    if len(names) == 1 and (separators := [mark for mark in ";\t|" if mark in table.columns[0]]):
+        raise ValueError(
+            f"{file}: its columns, {names[0]!r}, have {separators[0]!r} between them. Separate them with commas, and write numbers "
+            "with a decimal point."
+        )
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes what is left of the named columns for an index
+        raise ValueError(
+            f"{file}: the first line, the header, names {len(names)} columns ({', '.join(names)}), but the rows have more cells. "
+            "Name every column, or remove what is too much."
+        )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{file} has two columns {twice[0]!r}: give each a name of its own.")
+    table = pd.DataFrame({name: table[column].str.strip() for name, column in zip(names, table.columns)})
+    return table[(table != "").any(axis=1)]
+
+
+def _read_dates(texts: list[str], date_format: str | None) -> pd.DatetimeIndex:
+    """Dates, NaT where a text is none.
+
+    Raises:
+        ValueError: all may be month-first and all day-first, and it makes a difference.
+    """
+    offsets = {match[1] if (match := _OFFSET.search(text)) else "none" for text in texts}
+    if several := len(offsets) > 1:
+        logger.info("The dates have several offsets from UTC (%s): they are read as UTC.", ", ".join(sorted(offsets)))
+    read = functools.partial(pd.to_datetime, errors="coerce", utc=several)
+    if date_format is not None:
+        return read(texts, format=date_format)
+    dates = read(texts, format="ISO8601")
+    if not dates.isna().any():
+        return dates
+    readings = []
+    for order in (r"\4-\1-\3", r"\4-\3-\1"):  # month-first, day-first
+        turned = [_YEAR_LAST.sub(order, text) for text in texts]
+        readings.append(read([text if _CLEAR.match(text) else None for text in turned], format="mixed"))
+    better, other = sorted(readings, key=lambda dates: dates.isna().sum())
+    if not other.isna().any() and not better.equals(other):
+        row = int((better != other).argmax())
+        raise ValueError(
+            f"{texts[row]!r} may be {better[row].date()} or {other[row].date()}, and all dates may be month-first or day-first. "
+            "Write them as 2020-12-31, or give their --date_format, such as %d/%m/%Y."
+        )
+    return better
 
 
 def regular(series: Series) -> tuple[Series, str]:
@@ -75,7 +148,8 @@ def regular(series: Series) -> tuple[Series, str]:
     if dates.has_duplicates:
         raise ValueError(
             f"The date {dates[dates.duplicated()][0]} stands in {int((dates == dates[dates.duplicated()][0]).sum())} rows: a series "
-            "has one row a date. Remove or join them; several series are several columns, or files."
+            "has one row a date. Remove or join them; several series are several columns, or files; and the hour that comes twice "
+            "when daylight saving ends needs its offset, as in 2020-10-25 02:00+01:00."
         )
     for step in _steps(dates):
         whole = pd.date_range(dates[0], dates[-1], freq=step)
