@@ -20,7 +20,8 @@ class S3ForecastConfig(PreTrainedConfig):
             the series as a whole stay quiet; with 1e-5 all become alike, as in most later models.
         smoother_norm: "batch" (the paper's) or "layer". landmark_seed: of the sampled rows and columns.
         channel_names, channel_means, channel_deviations: of the series a model was trained on; values come to it less the means,
-            divided by the deviations, and so do forecasts. frequency: the step between its dates, as pandas calls it.
+            divided by the deviations, and so do forecasts. frequency: the step between its dates, as pandas calls it,
+            or "3 months".
         hidden_dropout_prob: after the embedding and after each block. attention_probs_dropout_prob: on attention weights.
             smoother_dropout_prob: after the convolution stem.
 

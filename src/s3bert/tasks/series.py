@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +135,9 @@ def _read_dates(texts: list[str], date_format: str | None) -> pd.DatetimeIndex:
 
 
 def regular(series: Series) -> tuple[Series, str]:
-    """The series in the order of its dates with a row for every step, NaN where there was none, and the step as pandas calls it.
+    """The series in the order of its dates with a row for every step, NaN where there was none, and the step's name.
+
+    That is pandas' name, or "3 months" where dates lie on the same day of months, or on the last; holes do not change it.
 
     Raises:
         ValueError: a date stands there twice; fewer than three rows; dates that lie at no regular steps.
@@ -143,8 +146,9 @@ def regular(series: Series) -> tuple[Series, str]:
         raise ValueError(
             f"The series has {len(series.dates)} rows: two steps between dates are needed to know the next ones."
         )
-    order = np.argsort(series.dates.to_numpy(), kind="stable")
-    dates, values = pd.DatetimeIndex(series.dates.to_numpy()[order]), series.values[order]
+    dates = pd.DatetimeIndex(series.dates)
+    order = dates.argsort()
+    dates, values = dates[order], series.values[order]
     if dates.has_duplicates:
         raise ValueError(
             f"The date {dates[dates.duplicated()][0]} stands in {int((dates == dates[dates.duplicated()][0]).sum())} rows: a series "
@@ -152,7 +156,7 @@ def regular(series: Series) -> tuple[Series, str]:
             "when daylight saving ends needs its offset, as in 2020-10-25 02:00+01:00."
         )
     for step in _steps(dates):
-        whole = pd.date_range(dates[0], dates[-1], freq=step)
+        whole = _every(dates, step)
         if dates.isin(whole).all():
             filled = np.full((len(whole), values.shape[1]), np.nan)
             filled[whole.get_indexer(dates)] = values
@@ -165,15 +169,33 @@ def regular(series: Series) -> tuple[Series, str]:
     )
 
 
-def _steps(dates: pd.DatetimeIndex) -> list[str]:
+def _steps(dates: pd.DatetimeIndex) -> Iterator[str]:
     """What the step between ascending dates may be, the likeliest first: calendar steps, then the usual difference."""
-    found = [pd.infer_freq(dates)]
-    # A gap hides a calendar step from the whole, but not from the rows on one side of it.
-    found += [pd.infer_freq(dates[start : start + 8]) for start in range(0, max(1, len(dates) - 7), 4)][:50]
+    months = int(np.gcd.reduce(np.diff(dates.year * 12 + dates.month)))
+    if months:
+        yield "1 month" if months == 1 else f"{months} months"
     usual = pd.Series(dates).diff().mode()[0]
-    return list(dict.fromkeys([step for step in found if step] + [pd.tseries.frequencies.to_offset(usual).freqstr]))
+    if usual == pd.Timedelta(days=1) and dates[-1] - dates[0] >= pd.Timedelta(days=7) and dates.dayofweek.max() < 5:
+        yield "B"
+    # A gap hides a step such as a month's last working day from the whole, but not from the rows on one side of it.
+    pieces = [dates, *(dates[start : start + 8] for start in range(0, len(dates) - 7, 4)[:50])]
+    yield from filter(None, dict.fromkeys(map(pd.infer_freq, pieces)))
+    yield pd.infer_freq(pd.date_range(dates[0], periods=8, freq=usual))  # as a series without holes would be called
+
+
+def _every(dates: pd.DatetimeIndex, step: str, further: int = 0) -> pd.DatetimeIndex:
+    """All dates from the first to the last one of those, and so many further ones."""
+    if not step.endswith(("month", "months")):
+        ahead = pd.date_range(dates[-1], periods=further + 1, freq=step)[1:]
+        return pd.date_range(dates[0], dates[-1], freq=step).append(ahead)
+    months, first = int(step.split()[0]), dates[0].normalize()
+    count = ((dates[-1].year - first.year) * 12 + dates[-1].month - first.month) // months + 1 + further
+    starts = pd.date_range(first.replace(day=1), periods=count, freq=pd.DateOffset(months=months))
+    # A day that a month does not have is its last one, and where all are last ones, those are meant.
+    day = 31 if dates.is_month_end.all() else dates.day.max()
+    return starts + pd.to_timedelta(np.minimum(day, starts.days_in_month) - 1, unit="D") + (dates[0] - first)
 
 
 def following(dates: pd.Series, step: str, count: int) -> pd.DatetimeIndex:
     """So many dates after the last one."""
-    return pd.date_range(dates.iloc[-1], periods=count + 1, freq=step)[1:]
+    return _every(pd.DatetimeIndex(dates), step, count)[-count:]
