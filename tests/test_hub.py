@@ -35,8 +35,7 @@ CODE = {
 each_family = pytest.mark.parametrize("family", FAMILIES)
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "road", "big", "small", "red", "and"]
 
-# Runs where s3bert cannot be imported, even if it is installed beside transformers: proves that first, then loads every
-# folder as remote code and compares its outputs with the recorded ones, bit by bit.
+# Runs where s3bert cannot be imported, even if it is installed beside transformers, and proves that first.
 WITHOUT_THE_PACKAGE = """
 import sys
 from pathlib import Path
@@ -55,7 +54,9 @@ except ModuleNotFoundError:
     pass
 else:
     raise SystemExit("s3bert can be imported: this process proves nothing")
-
+"""
+# Loads every folder as remote code and compares its outputs with the recorded ones, bit by bit.
+ENCODERS = """
 import torch
 import transformers
 from transformers import pipeline
@@ -93,6 +94,22 @@ from_package = [name for name, module in sys.modules.items() if (getattr(module,
 assert not from_package, from_package
 print("done")
 """
+FORECASTER = """
+import torch
+import transformers
+
+torch.set_num_threads(1)
+root = Path(sys.argv[1])
+record = torch.load(root / "record.pt")
+model = transformers.AutoModel.from_pretrained(root / "model", trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules"), type(model)
+with torch.no_grad():
+    assert torch.equal(model(past_values=record["values"]).prediction_outputs, record["forecast"])
+model.save_pretrained(root / "again")
+again = transformers.AutoModel.from_pretrained(root / "again", trust_remote_code=True)
+assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
+print("done")
+"""
 
 
 @pytest.fixture
@@ -107,7 +124,7 @@ def run_without_the_package(script: str, *arguments: object, cwd: Path) -> subpr
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_MODULES_CACHE": str(cwd / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE + script, *map(str, arguments)],
         cwd=cwd,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -154,11 +171,28 @@ def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_import
     torch.save(AUTO_CLASSES, tmp_path / "auto_classes.pt")
     package = Path(s3bert.__file__).resolve().parent
     expected = (FAMILIES[family][0], " ".join(CODE[family]))
-    result = run_without_the_package(WITHOUT_THE_PACKAGE, tmp_path, package, *expected, cwd=tmp_path)
+    result = run_without_the_package(ENCODERS, tmp_path, package, *expected, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [line for line in result.stdout.splitlines() if line.startswith("identical")] == [
         f"identical {head}" for head in AUTO_CLASSES
     ]
+    assert result.stdout.endswith("done\n")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("independent", [False, True], ids=["together", "independent"])
+def test_a_forecaster_gives_identical_forecasts_where_the_package_cannot_be_imported(independent, tmp_path):
+    config = s3bert.S3ForecastConfig(
+        context_length=12, prediction_length=5, num_input_channels=2, hidden_size=8, num_harmonics=3,
+        channel_independent=independent, channel_names=["a", "b"],
+    )  # fmt: skip
+    model, values = s3bert.S3ForecastModel(config).eval(), torch.randn(3, 12, 2)
+    values[0, 3] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    record = {"values": values, "forecast": model(past_values=values).prediction_outputs}
+    torch.save(record, tmp_path / "record.pt")
+    result = run_without_the_package(FORECASTER, tmp_path, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("done\n")
 
 
