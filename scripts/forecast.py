@@ -4,8 +4,9 @@
     python scripts/forecast.py --csv_file newer.csv --model_name_or_path runs/mine --output_dir runs/next
 
 Without a model, an S3 forecaster is trained on the series itself; its last rows are held out to end with the best weights, and
-their error is told. Rows may stand in any order, steps may be missing and cells empty. The output folder gets `forecast.csv`,
-`forecast.png` and, after training, the model, which forecasts later rows of the same columns.
+their error is told. Rows may stand in any order, steps may be missing and cells empty. Dates are ISO 8601, or as in
+31/12/2020 or 12/31/2020 where one of them shows which; those with several offsets from UTC are read as UTC. The output folder gets
+`forecast.csv`, `forecast.png` and, after training, the model, which forecasts later rows of the same columns.
 """
 
 import json
