@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
+from s3bert.config import DIVERGED, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.models.configuration_forecast import S3ForecastConfig
 
 
@@ -116,3 +116,10 @@ def test_a_script_ends_with_what_can_be_mended_in_a_line(main, message):
     with pytest.raises(SystemExit) as error:
         run_as_script(main)
     assert str(error.value.code).startswith(message)
+
+
+def test_a_training_that_diverged_has_an_exit_status_of_its_own(capsys):
+    with pytest.raises(SystemExit) as error:
+        run_as_script(lambda: raised(FloatingPointError("The loss is not finite.")))
+    assert error.value.code == DIVERGED
+    assert "error: The loss is not finite." in capsys.readouterr().err

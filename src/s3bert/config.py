@@ -145,10 +145,12 @@ def run_as_script(main: Callable[[], Any]) -> None:
     transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint read or written
     try:
         main()
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError) as error:
         logging.getLogger(__name__).debug("traceback", exc_info=True)
+        sys.exit(f"error: {error}")
+    except FloatingPointError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(DIVERGED if isinstance(error, FloatingPointError) else 1)
+        sys.exit(DIVERGED)
     except StrictDataclassError as error:  # a configuration's value; the cause says which, and what is allowed
         logging.getLogger(__name__).debug("traceback", exc_info=True)
         sys.exit(f"error: {error.__cause__ or error}")
