@@ -145,15 +145,14 @@ def run_as_script(main: Callable[[], Any]) -> None:
     transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint read or written
     try:
         main()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError, StrictDataclassError) as error:
         logging.getLogger(__name__).debug("traceback", exc_info=True)
-        sys.exit(f"error: {error}")
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(DIVERGED)
-    except StrictDataclassError as error:  # a configuration's value; the cause says which, and what is allowed
-        logging.getLogger(__name__).debug("traceback", exc_info=True)
-        sys.exit(f"error: {error.__cause__ or error}")
+        if isinstance(error, FloatingPointError):
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(DIVERGED)
+        # A configuration's value: the cause says which, and what is allowed.
+        told = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        sys.exit(f"error: {told or error}")
     except KeyboardInterrupt:
         sys.exit(
             "interrupted; what was saved is kept, and the same call goes on from there, with "
