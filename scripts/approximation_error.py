@@ -132,11 +132,12 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
         f"|approximation - matrix| / |matrix| in the spectral norm, mean of {arguments.num_draws} draws of normal queries and keys "
         f"of scale {arguments.scale:g} and size {arguments.head_size}, by sketch size."
     )
-    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{error_table(errors)}\n")
+    text = error_table(errors)
+    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{text}\n")
     plot(folder / "errors.png", errors)
     content = {"title": title, "description": description, **asdict(arguments), "errors": errors}
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
-    print(error_table(errors))
+    print(text)
     return errors
 
 

@@ -124,9 +124,7 @@ def override_config(config: PreTrainedConfig, text: str) -> None:
     for entry in text.split(","):
         name = entry.partition("=")[0].strip()
         if not hasattr(config, name):
-            raise ValueError(
-                f"--config_overrides: {config.model_type} has no {name!r}.{close_match(name, vars(config))}"
-            )
+            raise ValueError(f"{config.model_type} has no {name!r}.{close_match(name, vars(config))}")
     config.update_from_string(text)
 
 

@@ -148,8 +148,9 @@ def plot_learning_curves(file: Path, results: Mapping[str, Mapping[str, Any]], t
             for place, cell in enumerate(result["settings"][0]["cells"]):
                 points = [(record["step"], scale * record[key]) for record in cell["history"] if key in record]
                 if points:
-                    axes.plot(*zip(*points, strict=True), color=f"C{number}", linewidth=1, marker="o", markersize=2,
-                              label=name if place == 0 else None)  # fmt: skip
+                    # There are ten colours: an eleventh arm is dashed.
+                    axes.plot(*zip(*points, strict=True), color=f"C{number}", linestyle="-" if number < 10 else "--",
+                              linewidth=1, marker="o", markersize=2, label=name if place == 0 else None)  # fmt: skip
         axes.set(xlabel="optimiser steps", ylabel=label)
         axes.grid(alpha=0.3)
     panels[1].legend(fontsize="small")
