@@ -23,7 +23,7 @@ demo: install ## pretrain and finetune a tiny S3BERT in minutes; DATA=folder for
 	OMP_NUM_THREADS=1 $(RUN) scripts/demo.py --data $(DATA) --output_dir runs/demo
 
 test: install ## the tests, but for those of make slow and those that need an accelerator (pytest -m gpu)
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n logical --maxprocesses 8
 
 slow: install ## the tests that take minutes: a comparison killed at random points, compiled models
 	$(RUN) -m pytest -m slow

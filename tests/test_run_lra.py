@@ -12,6 +12,7 @@ import run_lra
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from reference import relative_error
+from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from s3bert.config import parse_arguments
@@ -206,6 +207,18 @@ def test_the_masked_token_head_ties_its_decoder_and_gives_its_encoder_to_a_class
     model.eval().save_pretrained(tmp_path)
     classifier = LraForSequenceClassification.from_pretrained(tmp_path).eval()
     assert torch.equal(classifier.encoder(ids)[0], model.encoder(ids)[0])
+
+
+def test_first_values_are_torchs_but_for_embeddings_also_of_a_head_that_a_folder_lacks(tmp_path):
+    model = LraForSequenceClassification(LraConfig(mixer="nystrom", max_position_embeddings=64))
+    model.encoder.save_pretrained(tmp_path)
+    for built in (model, LraForSequenceClassification.from_pretrained(tmp_path)):
+        for module in filter(lambda module: isinstance(module, nn.Linear | nn.Conv2d), built.modules()):
+            bound = module.weight[0].numel() ** -0.5
+            assert module.weight.abs().max() <= bound
+            assert module.weight.std() > 0.4 * bound
+            assert module.bias is None or 0 < module.bias.abs().max() <= bound
+    assert model.encoder.word_embeddings.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_pairs_are_classified_by_both_and_their_order():

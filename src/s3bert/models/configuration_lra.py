@@ -17,6 +17,7 @@ class LraConfig(PreTrainedConfig):
         classifier_size: of the classifier's hidden layer.
         hidden_dropout_prob: after the embeddings, after each mixer and in the feed-forward. attention_probs_dropout_prob:
             given to the mixer.
+        initializer_range: standard deviation of the embeddings' first values.
         pair_inputs: two sequences an example, encoded alike and classified together (Retrieval).
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
