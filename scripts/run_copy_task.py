@@ -9,7 +9,6 @@ form, to predict the next symbol of `| word | word`; loss and accuracy are of th
 goes on after a kill. The output folder gets `all_results.json`, `results.md` and the learning curves, `curves.png`.
 """
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers.hf_argparser import HfArg
 
 from s3bert.config import named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.files import file_name
-from s3bert.grid import GridConfig, grid_results, run_grid, with_test_metrics
+from s3bert.grid import GridConfig, grid_results, read_report, run_grid, with_test_metrics
 from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import mixer_settings
@@ -106,9 +105,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 {"length": arguments.length, "num_symbols": arguments.num_symbols},
             )
             save_arguments(top / "arguments.yaml", arguments, grid)
-    process_state().wait_for_everyone()
-    print((top / "results.md").read_text(encoding="utf-8"))
-    return json.loads((top / "all_results.json").read_text(encoding="utf-8"))
+    return read_report(top)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from transformers.hf_argparser import HfArg
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.files import file_name, write_text
 from s3bert.forecast_report import chosen, forecast_page, plot_forecasts
-from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
+from s3bert.grid import GridConfig, Setting, grid_results, read_report, run_grid, with_test_metrics
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.dlinear import DLinearConfig, DLinearModel
 from s3bert.models.modeling_forecast import S3ForecastModel
@@ -193,9 +193,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 content = {"dataset": arguments.dataset_name, "context_length": context_length, "horizons": results}
                 write_text(top / "all_results.json", json.dumps(content) + "\n")
                 save_arguments(top / "arguments.yaml", arguments, grid)
-    process_state().wait_for_everyone()
-    print((top / "results.md").read_text(encoding="utf-8"))
-    return json.loads((top / "all_results.json").read_text(encoding="utf-8"))
+    return read_report(top)
 
 
 if __name__ == "__main__":

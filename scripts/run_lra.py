@@ -13,7 +13,6 @@ same command goes on after a kill. The output folder gets `all_results.json`, `r
 paper's figure stands in the table beside the settings it is for.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from transformers.hf_argparser import HfArg
 
 from s3bert.config import close_match, named_settings, parse_arguments, run_as_script, save_arguments
 from s3bert.files import file_name
-from s3bert.grid import GridConfig, Setting, grid_results, run_grid, with_test_metrics
+from s3bert.grid import GridConfig, Setting, grid_results, read_report, run_grid, with_test_metrics
 from s3bert.instability import instability
 from s3bert.lra_published import published_accuracy, published_change, published_incoherence, published_under_noise
 from s3bert.lra_report import write_report
@@ -309,9 +308,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 },
             )
             save_arguments(top / "arguments.yaml", arguments, grid)
-    process_state().wait_for_everyone()
-    print((top / "results.md").read_text(encoding="utf-8"))
-    return json.loads((top / "all_results.json").read_text(encoding="utf-8"))
+    return read_report(top)
 
 
 if __name__ == "__main__":

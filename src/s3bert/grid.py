@@ -302,6 +302,13 @@ def grid_results(settings: list[Setting]) -> dict[str, Any]:
     }
 
 
+def read_report(folder: Path) -> dict[str, Any]:
+    """What the main process wrote of a whole run: prints `results.md` and returns `all_results.json`, in every process."""
+    process_state().wait_for_everyone()
+    print((folder / "results.md").read_text(encoding="utf-8"))
+    return json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+
+
 def settings_table(settings: list[Setting], score_name: str) -> str:
     """A Markdown table of all settings, scores times 100, the best first."""
     rows = []

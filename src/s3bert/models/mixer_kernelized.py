@@ -17,9 +17,14 @@ from .numerics import at_least_float32
 
 
 def gaussian_kernel(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """kappa of all pairs, (..., n, p) and (..., m, p) -> (..., n, m)."""
-    squares = left.square().sum(-1)[..., :, None] + right.square().sum(-1)[..., None, :]
-    return torch.exp(-0.5 * (squares - 2 * left @ right.transpose(-1, -2)).clamp(min=0))
+    """kappa of all pairs, (..., n, p) and (..., m, p) -> (..., n, m).
+
+    -|a - b|^2 / 2 is the product of (a, -|a|^2 / 2, 1) and (b, 1, -|b|^2 / 2): one matrix product, and one pass for exp.
+    """
+    left_square, right_square = (-0.5 * states.square().sum(-1, keepdim=True) for states in (left, right))
+    left = torch.cat([left, left_square, torch.ones_like(left_square)], -1)
+    right = torch.cat([right, torch.ones_like(right_square), right_square], -1)
+    return torch.exp(left @ right.transpose(-1, -2))
 
 
 class KernelizedAttention(HeadAttention):
