@@ -5,7 +5,8 @@
     python scripts/report_runs.py --runs runs/ettm2 runs/ili --title "Long-term forecasting" --output_dir model_cards/forecasting
 
 A run is an output folder of run_lra.py, run_copy_task.py, approximation_error.py or run_forecasting.py. The page, `README.md`, says what each run
-wrote itself; the runs' own `all_results.json`, `arguments.yaml` and pictures are copied beside it.
+wrote itself; the runs' own `all_results.json`, `arguments.yaml`, `results.md` and pictures are copied beside it, so that a page can be
+extended: --runs model_cards/lra/runs/* runs/text --output_dir model_cards/lra.
 """
 
 import json
@@ -24,6 +25,9 @@ from s3bert.lra_report import lra_overview
 from s3bert.tasks.forecasting import FORECAST_DATASETS
 
 
+FILES = ("all_results.json", "arguments.yaml", "results.md")
+
+
 @dataclass
 class ReportArguments:
     """Which runs, and where the page goes."""
@@ -34,7 +38,7 @@ class ReportArguments:
 
     def __post_init__(self):
         for name in map(Path, self.runs):
-            for file in ("all_results.json", "results.md", "arguments.yaml"):
+            for file in FILES:
                 if not (name / file).is_file():
                     raise ValueError(f"runs: {name} has no {file}; name output folders of runs that have ended.")
         names = [Path(name).name for name in self.runs]
@@ -74,8 +78,9 @@ def main(argv: list[str] | None = None) -> Path:
         copies = top / "runs" / folder.name
         copies.mkdir(parents=True, exist_ok=True)
         pictures = sorted(folder.glob("*.png"))
-        for file in (folder / "all_results.json", folder / "arguments.yaml", *pictures):
-            shutil.copyfile(file, copies / file.name)
+        if not copies.samefile(folder):  # a run that the page has already
+            for file in (*(folder / name for name in FILES), *pictures):
+                shutil.copyfile(file, copies / file.name)
         where = f"runs/{folder.name}"
         sections.append(f"#{(folder / 'results.md').read_text(encoding='utf-8').rstrip()}")
         sections += [f"![{folder.name}]({where}/{picture.name})" for picture in pictures]

@@ -42,6 +42,9 @@ def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
         assert (page.parent / name).read_bytes().startswith(b"\x89PNG")
     copy = page.parent / "runs/listops-mixers/all_results.json"
     assert json.loads(copy.read_text()) == results
+    kept = sorted(str(run) for run in (page.parent / "runs").iterdir())
+    report_runs.main(["--runs", *reversed(kept), "--title", "Arena", "--output_dir", str(page.parent)])
+    assert page.read_text() == text, "the page again, from its own copies"
 
 
 def lra_run(task: str, **accuracies: float) -> dict:
