@@ -26,8 +26,7 @@ class LinformerAttention(HeadAttention):
         super().__init__(hidden_size, num_heads, max_length, dropout)
         if num_projections < 1:
             raise ValueError(f"num_projections = {num_projections}: there has to be at least one row.")
-        # As Nystromformer's LRA code draws them. With Lemma 1's 1/sqrt(k), random sums of long sequences' values drown the residual
-        # stream, and a small model stays at chance for hundreds of steps.
+        # As Nystromformer's LRA code draws them.
         self.key_projection = nn.Parameter(0.02 * torch.randn(max_length, num_projections))  # E^T
         self.value_projection = nn.Parameter(0.02 * torch.randn(max_length, num_projections))  # F^T
 
