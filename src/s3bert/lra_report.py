@@ -153,7 +153,8 @@ def plot_learning_curves(file: Path, results: Mapping[str, Mapping[str, Any]], t
                               linewidth=1, marker="o", markersize=2, label=name if place == 0 else None)  # fmt: skip
         axes.set(xlabel="optimiser steps", ylabel=label)
         axes.grid(alpha=0.3)
-    panels[1].legend(fontsize="small")
+    columns = max(1, 130 // (10 + max(map(len, results))))  # as many as the figure's width has letters for
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize="small")
     figure.suptitle(title)
     with replacing(file) as aside:
         figure.savefig(aside, dpi=150, format="png")
