@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> Path:
         copies = top / "runs" / folder.name
         copies.mkdir(parents=True, exist_ok=True)
         pictures = sorted(folder.glob("*.png"))
-        if not copies.samefile(folder):  # a run that the page has already
+        if not copies.samefile(folder):  # it is, for a run that the page has already
             for file in (*(folder / name for name in FILES), *pictures):
                 shutil.copyfile(file, copies / file.name)
         where = f"runs/{folder.name}"

@@ -48,8 +48,7 @@ class LraLayer(GradientCheckpointingLayer):
 class LraPreTrainedModel(PreTrainedModel):
     """Embeddings start normal(0, initializer_range), all else as torch's modules and the mixers draw it: that code's values.
 
-    BERT's normal(0, 0.02) is much less than torch's 0.07 for linear layers of width 64, and a model that starts with it stays at
-    chance for hundreds of steps.
+    BERT's normal(0, 0.02) is much less than torch's 0.07 for linear layers of width 64, and slows the first hundreds of steps.
     """
 
     config_class = LraConfig
