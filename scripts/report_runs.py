@@ -11,6 +11,7 @@ extended: --runs model_cards/lra/runs/* runs/text --output_dir model_cards/lra.
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,11 @@ def main(argv: list[str] | None = None) -> Path:
     """Runs the script; returns the page."""
     (arguments,) = parse_arguments((ReportArguments,), argv, __doc__)
     top = Path(arguments.output_dir)
+    folders = [Path(name) for name in arguments.runs]
+    pages = {folder.name: (folder / "results.md").read_text(encoding="utf-8").rstrip() for folder in folders}
+    titles = Counter(page.splitlines()[0] for page in pages.values())
     runs, sections = {}, []
-    for folder in map(Path, arguments.runs):
+    for folder in folders:
         runs[folder.name] = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
         copies = top / "runs" / folder.name
         copies.mkdir(parents=True, exist_ok=True)
@@ -82,7 +86,8 @@ def main(argv: list[str] | None = None) -> Path:
             for file in (*(folder / name for name in FILES), *pictures):
                 shutil.copyfile(file, copies / file.name)
         where = f"runs/{folder.name}"
-        sections.append(f"#{(folder / 'results.md').read_text(encoding='utf-8').rstrip()}")
+        title, _, rest = pages[folder.name].partition("\n")
+        sections.append(f"#{title}{f' ({folder.name})' if titles[title] > 1 else ''}\n{rest}")
         sections += [f"![{folder.name}]({where}/{picture.name})" for picture in pictures]
         sections.append(f"[Figures]({where}/all_results.json), [arguments]({where}/arguments.yaml)")
     page = top / "README.md"

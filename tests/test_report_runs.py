@@ -45,6 +45,10 @@ def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
     kept = sorted(str(run) for run in (page.parent / "runs").iterdir())
     report_runs.main(["--runs", *reversed(kept), "--title", "Arena", "--output_dir", str(page.parent)])
     assert page.read_text() == text, "the page again, from its own copies"
+    again = mixers.rename(mixers.with_name("once-more"))
+    report_runs.main(["--runs", *kept, str(again), "--title", "Arena", "--output_dir", str(page.parent)])
+    headings = [line for line in page.read_text().splitlines() if line.startswith("## listops")]
+    assert headings == ["## listops: mixers (listops-mixers)", "## listops: mixers (once-more)"]
 
 
 def lra_run(task: str, **accuracies: float) -> dict:
