@@ -69,6 +69,8 @@ def test_a_file_is_read_packed_or_not_with_missing_values(tmp_path):
             {},
             "'date;a', have ';' between them. Separate them with commas",
         ),
+        (["", *ROWS], {}, "the first line is empty, and its place is the header's"),
+        (["  ", *ROWS], {}, "the first line is empty, and its place is the header's"),
         (["date\ta", "2020-01-01\t1"], {}, r"have '\\t' between them"),
         (["date,a , a", "2020-01-01,1,2"], {}, "has two columns 'a'"),
         (["date,a", "Jan-20,1"], {}, "line 2: 'Jan-20' in column 'date' is no date"),

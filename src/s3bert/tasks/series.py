@@ -44,7 +44,7 @@ def read_series(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: no such column; columns that are not separated by commas, or more of them than the header names; a cell
+        ValueError: no such column; no header; columns that are not separated by commas, or more of them than it names; a cell
             that is no finite number, or no date with a year, with its line; dates that may be month-first and day-first.
     """
     if not file.exists():
@@ -94,6 +94,8 @@ def _read_table(file: Path) -> pd.DataFrame:
             f"{file}: its columns, {names[0]!r}, have {separators[0]!r} between them. Separate them with commas, and write numbers "
             "with a decimal point."
         )
+    if not "".join(names):
+        raise ValueError(f"{file}: the first line is empty, and its place is the header's. Remove it.")
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes what is left of the named columns for an index
         raise ValueError(
             f"{file}: the first line, the header, names {len(names)} columns ({', '.join(names)}), but the rows have more cells. "
