@@ -1,14 +1,17 @@
 """The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
 
 import copy
+import itertools
 import math
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -105,6 +108,20 @@ def free_port() -> int:
 def _pretrain_or_resume(output_dir: str, slowness: float) -> None:
     torch.set_num_threads(1)
     pretrain(Path(output_dir), slowness=slowness, resume_from_checkpoint="latest")
+
+
+def _count_fresh_pages(output_dir: str) -> None:
+    torch.set_num_threads(1)
+    faults = []
+    register_optimizer_step_pre_hook(lambda *_: faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt))
+    wide = dict(hidden_size=256, intermediate_size=1024)
+    pretrain(Path(output_dir), wide, max_train_steps=6, per_device_train_batch_size=512, save_steps=6, eval_steps=6)
+    sys.exit(min(after - before for before, after in itertools.pairwise(faults)) > 1000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
+def test_memory_is_used_again_step_after_step(tmp_path):
+    assert in_process(_count_fresh_pages, str(tmp_path)) == 0
 
 
 @pytest.fixture(scope="module")
