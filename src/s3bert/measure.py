@@ -138,7 +138,7 @@ def synchronize(device: torch.device) -> None:
 
 def keep_freed_memory() -> None:
     """Lets glibc keep what is freed for the next allocation, for the rest of the process: on a CPU fresh pages for every tensor
-    cost a quarter of a training step's time, and are most of the noise in it. The peak grows by about a tenth."""
+    cost a quarter of a training step's time, and are most of the noise in it. The peak grows by 10 to 30%."""
     _set_malloc({_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1})
 
 
