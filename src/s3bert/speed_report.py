@@ -189,7 +189,8 @@ def plot_speeds(file: Path, results: Record) -> None:
 
 
 def _line_style(model: str, models: list[str]) -> dict:
-    """S3BERT thick and in front; its forms in its colour, dashed; a colour and a marker for each of the others."""
+    """S3BERT thick and in front; its forms in its colour, dashed; a colour and a marker for each of the others, dashed from the
+    ninth on."""
     if model == "s3bert":
         return {"color": "crimson", "linewidth": 3, "marker": "o", "zorder": 3}
     if model.startswith("s3bert"):
@@ -199,4 +200,5 @@ def _line_style(model: str, models: list[str]) -> dict:
     others = [name for name in models if not name.startswith("s3bert")]
     i = others.index(model)
     colours = ["black", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:cyan", "tab:olive"]
-    return {"color": colours[i % len(colours)], "linewidth": 1.4, "marker": "sv^DPX*<"[i % 8], "markersize": 5}
+    style = {"linestyle": "-" if i < len(colours) else "--", "linewidth": 1.4, "markersize": 5}
+    return {"color": colours[i % len(colours)], "marker": "sv^DPX*<"[i % 8]} | style
