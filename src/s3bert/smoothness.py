@@ -16,7 +16,7 @@ def incoherence(matrix: torch.Tensor, rank: int) -> float:
     """
     if not 1 <= rank <= min(matrix.shape):
         raise ValueError(f"rank = {rank}: a matrix of {tuple(matrix.shape)} has ranks 1 to {min(matrix.shape)}.")
-    left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    left, _, right = torch.linalg.svd(matrix.cpu().double(), full_matrices=False)
     vectors = (left[:, :rank], right[:rank].T)
     return max(len(v) / rank * v.square().sum(1).max().item() for v in vectors)
 

@@ -159,11 +159,12 @@ class Errors:
     """Mean squared and absolute errors over windows, counted as they come; values that are NaN do not count."""
 
     def __init__(self, device: torch.device | str = "cpu"):
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # squares, absolutes, values
+        exact = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        self.sums = torch.zeros(3, dtype=exact, device=device)  # squares, absolutes, values
 
     def add(self, forecast: torch.Tensor, truth: torch.Tensor) -> None:
         there = ~truth.isnan()
-        error = torch.where(there, forecast.to(truth) - truth, 0.0).double()
+        error = torch.where(there, forecast.to(truth) - truth, 0.0).to(self.sums)
         self.sums += torch.stack([error.square().sum(), error.abs().sum(), there.sum()])
 
     def means(self) -> dict[str, float]:

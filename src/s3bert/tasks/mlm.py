@@ -191,6 +191,6 @@ class HeldOut:
             if counts:
                 loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
                 sums += torch.stack([loss, (logits.argmax(-1) == labels).sum(), predicted.sum()])
-        loss, right, count = accelerator.reduce(sums, "sum").double().tolist()
+        loss, right, count = accelerator.reduce(sums, "sum").tolist()
         mean = loss / count
         return {"loss": mean, "perplexity": float(np.exp(min(mean, 700.0))), "accuracy": right / count}
