@@ -148,10 +148,12 @@ def plot_learning_curves(file: Path, results: Mapping[str, Mapping[str, Any]], t
             for place, cell in enumerate(result["settings"][0]["cells"]):
                 points = [(record["step"], scale * record[key]) for record in cell["history"] if key in record]
                 if points:
-                    # There are ten colours: an eleventh arm is dashed.
-                    axes.plot(*zip(*points, strict=True), color=f"C{number}", linestyle="-" if number < 10 else "--",
-                              linewidth=1, marker="o", markersize=2, label=name if place == 0 else None)  # fmt: skip
-        axes.set(xlabel="optimiser steps", ylabel=label)
+                    size = 2 if len(points) > 1 else 5
+                    style = {"color": f"C{number}", "linewidth": 1, "marker": "o", "markersize": size}
+                    if number > 9:  # there are ten colours
+                        style |= {"linestyle": "--", "fillstyle": "none"}
+                    axes.plot(*zip(*points, strict=True), label=name if place == 0 else None, **style)
+        axes.set(xlabel="optimiser steps", ylabel=label, xlim=(0, None))
         axes.grid(alpha=0.3)
     columns = max(1, 130 // (10 + max(map(len, results))))  # as many as the figure's width has letters for
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize="small")
