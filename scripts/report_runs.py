@@ -63,7 +63,8 @@ def overview(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         own = {name: dataset.horizons for name, dataset in FORECAST_DATASETS.items()}
         parts += [
             "Test errors over all windows, beside the paper's. Of several variants of a forecaster the one with the least "
-            "error on validation is meant, horizon by horizon.",
+            "error on validation is meant, horizon by horizon. For ILI the paper has the same figures with 36 weeks of context (journal) "
+            "and with 60 (preprint).",
             forecast_overview(forecasts, own),
         ]
     return parts
@@ -76,9 +77,12 @@ def main(argv: list[str] | None = None) -> Path:
     folders = [Path(name) for name in arguments.runs]
     pages = {folder.name: (folder / "results.md").read_text(encoding="utf-8").rstrip() for folder in folders}
     titles = Counter(page.splitlines()[0] for page in pages.values())
-    runs, sections = {}, []
+    runs = {folder.name: json.loads((folder / "all_results.json").read_text(encoding="utf-8")) for folder in folders}
+    for name, content in runs.items():
+        if not content.get("complete", True):
+            raise ValueError(f"runs: {name} has not come to its end; its command, given again, goes on.")
+    sections = []
     for folder in folders:
-        runs[folder.name] = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
         copies = top / "runs" / folder.name
         copies.mkdir(parents=True, exist_ok=True)
         pictures = sorted(folder.glob("*.png"))

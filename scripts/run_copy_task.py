@@ -22,7 +22,7 @@ from s3bert.files import file_name
 from s3bert.grid import GridConfig, grid_results, read_report, run_grid, with_test_metrics
 from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
-from s3bert.models.mixers import mixer_settings
+from s3bert.models.mixers import setting_names
 from s3bert.models.modeling_lra import LraForMaskedLM
 from s3bert.tasks.copying import CopyBatches, CopyEvaluation
 from s3bert.training import TrainingConfig, TrainingResult, process_state, train
@@ -49,8 +49,8 @@ class CopyArguments:
     def __post_init__(self):
         for text in self.mixer:
             name, _ = named_settings(text)
-            if "causal" not in mixer_settings(name):
-                raise ValueError(f"mixer {name} has no causal form; softmax, linear and fmm have.")
+            if "causal" not in setting_names(name):
+                raise ValueError(f"mixer {name} has no causal form; softmax, linear, performer and fmm have.")
         if len(set(self.mixer)) < len(self.mixer):
             raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
 
@@ -102,7 +102,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 f"Sequences of {arguments.length} tokens, {arguments.num_symbols} symbols, causal mixers; "
                 f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}. Accuracies are those of a word's symbols.",
                 results,
-                {"length": arguments.length, "num_symbols": arguments.num_symbols},
+                {
+                    "length": arguments.length,
+                    "num_symbols": arguments.num_symbols,
+                    "complete": len(results) == len(arguments.mixer),
+                },
             )
             save_arguments(top / "arguments.yaml", arguments, grid)
     return read_report(top)

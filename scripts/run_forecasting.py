@@ -5,8 +5,9 @@
     python scripts/run_forecasting.py --config configs/forecasting/benchmark.yaml --dataset_name ettm2 --data_dir path/to/csv \\
         --output_dir runs/ettm2-own --model s3 s3:channel_independent=true s3:num_harmonics=4 --horizons 96 192
 
-Splits, standardisation and horizons are the benchmark's. A model is trained until the validation error has not fallen for as
-many epochs as its patience, ends with its best weights, and is measured once on all windows of the test split. Seeds and learning
+Splits, standardisation and horizons are the benchmark's. With the recipes of
+`configs/forecasting` a model is trained until the validation error has not fallen for as many evaluations as its patience, ends with
+its best weights, and is measured once on all windows of the test split. Seeds and learning
 rates may be several, and the same command goes on after a kill. The output folder gets `all_results.json`, `results.md` (mean
 squared and absolute errors beside the papers') and `forecasts.png`, which draws of several variants of a forecaster the one
 that is best on validation.
@@ -88,6 +89,9 @@ class ForecastArguments:
                 raise ValueError(f"model = {text}: {name} has no settings.")
         if len(set(self.model)) < len(self.model):
             raise ValueError(f"model = {' '.join(self.model)}: one is named twice.")
+        for name in ("context_length", "max_train_samples"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: give at least 1, or leave it out.")
         if any(horizon < 1 for horizon in self.horizons):
             raise ValueError(f"horizons = {self.horizons}: give numbers of steps, at least 1.")
 
@@ -158,6 +162,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         build_forecaster(text, 2, context_length, horizons[0])
     files = [Path(arguments.data_dir) / f"{dataset.file}{packed}" for packed in ("", ".gz")]
     series = read_series(next((file for file in files if file.exists()), files[0]))
+    strict = [text for text in trained if named_settings(text)[0] in ("patchtst", "dlinear")]
+    if strict and np.isnan(series.values).any():
+        raise ValueError(
+            f"{dataset.file} has empty cells, and {strict[0]} takes none: copy the file anew, whose release has none, or leave out "
+            f"{', '.join(strict)}."
+        )
     data = {"dataset": arguments.dataset_name, "checksum": zlib.crc32(series.values.tobytes())}
     data["max_train_samples"] = arguments.max_train_samples
     top = Path(grid.output_dir)
@@ -191,6 +201,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 }
                 plot_forecasts(top / "forecasts.png", title, lines)
                 content = {"dataset": arguments.dataset_name, "context_length": context_length, "horizons": results}
+                content["complete"] = len(results) == len(horizons) and len(results[horizon]) == len(arguments.model)
                 write_text(top / "all_results.json", json.dumps(content) + "\n")
                 save_arguments(top / "arguments.yaml", arguments, grid)
     return read_report(top)

@@ -34,7 +34,7 @@ from s3bert.instability import instability
 from s3bert.lra_published import published_accuracy, published_change, published_incoherence, published_under_noise
 from s3bert.lra_report import write_report
 from s3bert.models.configuration_lra import LraConfig
-from s3bert.models.mixers import mixer_settings
+from s3bert.models.mixers import setting_names
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.smoothness import token_incoherence
 from s3bert.tasks.evaluation import own_share
@@ -123,7 +123,7 @@ class LraArguments:
             )
         mixers = [named_settings(text) for text in self.mixer]
         for name, _ in mixers:
-            mixer_settings(name)
+            setting_names(name)
         if (self.ablate or self.vary) and [name for name, _ in mixers] != ["s3"]:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: --ablate and --vary take S3 apart; leave --mixer out.")
         if len(set(self.mixer)) < len(self.mixer):
@@ -232,7 +232,8 @@ def run_arm(
     arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid: GridConfig, pretrain_epochs: float = 0.0
 ) -> list[Setting]:
     """Trains the grid's cells of one arm; their metrics include `test_accuracy` and `test_loss`."""
-    config, checksum = build_config(arguments, splits["train"].max_length, arm), splits["train"].checksum()
+    config = build_config(arguments, splits["train"].max_length, arm)
+    checksums = {name: examples.checksum() for name, examples in splits.items()}
     if arm.noise:
         splits = {name: examples.noisy(arm.noise, number) for number, (name, examples) in enumerate(splits.items())}
     if not arguments.zero_is_padding:
@@ -264,7 +265,7 @@ def run_arm(
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     identity = {"task": arguments.task_name, "rows": rows, "noise": arm.noise, "model": model}
     identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": arguments.zero_is_padding}
-    identity |= {"training_crc32": checksum, "incoherence": arguments.incoherence, "instability": arguments.instability}
+    identity |= {"crc32": checksums, "incoherence": arguments.incoherence, "instability": arguments.instability}
     return run_grid(grid, identity, train_cell)
 
 
@@ -291,6 +292,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             results[arm.label]["self_pretrained"] = grid_results(run_arm(arguments, splits, arm, again, epochs))
         if process_state().is_main_process:
             facts = {"task": arguments.task_name, "comparison": arguments.comparison}
+            facts["complete"] = len(results) == len(list(arguments.arms()))
             facts |= {"length": length, "rows": {name: len(examples) for name, examples in splits.items()}}
             write_report(
                 top,

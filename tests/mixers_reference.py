@@ -159,7 +159,7 @@ def linformer_attention(x, positions, weights, num_heads, **_):
     return _by_head(x, weights, num_heads, mix)
 
 
-def performer_attention(x, positions, weights, num_heads, **_):
+def performer_attention(x, positions, weights, num_heads, causal=False, **_):
     """Choromanski et al.'s Lemma 1, without anything that cancels."""
 
     def mix(head, q, k, v):
@@ -167,7 +167,7 @@ def performer_attention(x, positions, weights, num_heads, **_):
             rows = rows / rows.shape[1] ** 0.25
             return torch.stack([torch.exp(weights["directions"] @ row - row @ row / 2) for row in rows])
 
-        return _linear(features(q), features(k), v, lambda states: states, causal=False)
+        return _linear(features(q), features(k), v, lambda states: states, causal)
 
     return _by_head(x, weights, num_heads, mix)
 
@@ -208,8 +208,9 @@ def s3(x, positions, weights, num_heads, max_length, num_segments, num_row_sampl
 
 
 def ponet(x, positions, weights, num_heads, max_length, num_segments, **_):
-    """Tan et al.'s section 3; segments of floor(N / m) + 1 positions."""
+    """Tan et al.'s section 3; segments of floor(N / m) + 1 positions from the first real one on."""
     width = max_length // num_segments + 1
+    run = [(place - positions[0]) // width for place in positions]
     query, key, fusion, local, segment = (
         dense(x, weights, f"pooling.dense_{name}") for name in ("q", "k", "o", "local", "segment")
     )
@@ -222,7 +223,7 @@ def ponet(x, positions, weights, num_heads, max_length, num_segments, **_):
         summaries.append(_weighted(list(shares), list(key[:, channels])))
     rows = []
     for i, place in enumerate(positions):
-        together = [segment[j] for j, other in enumerate(positions) if other // width == place // width]
+        together = [segment[j] for j in range(len(positions)) if run[j] == run[i]]
         near = [local[j] for j, other in enumerate(positions) if abs(other - place) <= 1]
         pooled, beside = (torch.stack(rows_).amax(0) for rows_ in (together, near))
         rows.append((torch.cat(summaries) + pooled) * fusion[i] + beside)

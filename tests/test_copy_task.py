@@ -52,7 +52,7 @@ def test_a_causal_mixer_learns_to_copy(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mixer", "s3"], "mixer s3 has no causal form; softmax, linear and fmm have"),
+        (["--mixer", "s3"], "mixer s3 has no causal form; softmax, linear, performer and fmm have"),
         (["--mixer", "fmm", "fmm"], "one is named twice"),
         (["--mixer", "fmm:bandwidth"], "settings are name=value"),
         ([], "give --max_train_steps"),

@@ -38,6 +38,7 @@ def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
     assert "linear, the papers'" not in text, "no paper of these has it"
     assert "## listops: mixers" in text
     assert "## error of approximations" in text
+    assert results["complete"]
     for name in (line.split("(")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")):
         assert (page.parent / name).read_bytes().startswith(b"\x89PNG")
     copy = page.parent / "runs/listops-mixers/all_results.json"
@@ -123,5 +124,12 @@ def _row(text: str, label: str) -> list[str]:
 
 
 def test_a_folder_that_is_no_ended_run_is_named(tmp_path):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    for file in report_runs.FILES:
+        (unfinished / file).write_text('{"complete": false}')
+    with pytest.raises(ValueError, match="runs: unfinished has not come to its end; its command, given again, goes on"):
+        report_runs.main(["--runs", str(unfinished), "--title", "Nothing", "--output_dir", str(tmp_path / "page")])
+    assert not (tmp_path / "page").exists()
     with pytest.raises(ValueError, match=r"runs: .*nothing has no all_results.json"):
         report_runs.ReportArguments([str(tmp_path / "nothing")], "Nothing", "page")

@@ -4,6 +4,7 @@ import gzip
 import inspect
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
     with gzip.open(tmp_path / "data" / "text" / "train.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(json.dumps({"text": f"Review {i} \u2028 é", "label": i % 2}) for i in range(30)))
     for folder, output_dir, words, name in (
-        (tmp_path / "data", "text", text, "training_crc32"),
+        (tmp_path / "data", "text", text, "crc32"),
         (data, "text", [*text, "--instability"], "instability"),
         (data, "image", [*pixels, "--self_pretrain_epochs", "1"], "zero_is_padding = False, now it is True"),
     ):
@@ -268,7 +269,7 @@ def cut(file: Path) -> None:
     [
         ("text", "train.jsonl.gz", "train.jsonl.gz is damaged after"),
         ("image", "cifar10_gray.npz", "cifar10_gray.npz is damaged"),
-        ("retrieval", "new_aan_pairs.eval.tsv", "line 7: not a label"),
+        ("retrieval", "new_aan_pairs.eval.tsv", "line 7: the last line has no end"),
     ],
 )
 def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, data, tmp_path):
@@ -282,6 +283,29 @@ def test_a_truncated_file_is_named_and_so_is_a_missing_one(task, file, message, 
     (folder / file).unlink()
     with pytest.raises(FileNotFoundError, match=f"{file} is not there: --data_dir is the folder that holds `{task}/`"):
         LRA_TASKS[task].read(folder, 16)
+
+
+@pytest.mark.parametrize(
+    ("task", "file"),
+    [("text", "train.jsonl.gz"), ("image", "cifar10_gray.npz"), ("retrieval", "new_aan_pairs.test.tsv")],
+)
+def test_a_file_damaged_anywhere_is_named(task, file, data, tmp_path):
+    """Bytes overwritten within the packed ones; the last byte missing of the one that is not packed."""
+    folder = shutil.copytree(data / task, tmp_path / task)
+    if task == "image":  # packed as the real one is
+        arrays = dict(np.load(folder / file))
+        with zipfile.ZipFile(folder / file, "w", zipfile.ZIP_LZMA) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.save(member, array)
+    whole = (folder / file).read_bytes()
+    for number in range(20):
+        damaged = bytearray(whole)
+        place = len(whole) // 3 + number
+        damaged[place : place + 30] = np.random.default_rng(number).bytes(30)
+        (folder / file).write_bytes(whole[:-1] if task == "retrieval" else damaged)
+        with pytest.raises(ValueError, match=file):
+            LRA_TASKS[task].read(folder, 16)
 
 
 @pytest.mark.parametrize(

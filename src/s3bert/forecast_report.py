@@ -187,8 +187,8 @@ def dropped_batch_note(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -
         return ""
     change, model, horizon = max(changes, key=lambda entry: abs(entry[0]))
     return (
-        "All test windows count. The usual programs leave out the last incomplete batch, which would change the MSE of no "
-        f"trained model by more than {100 * change:+.1f}% ({model}, {horizon} steps)."
+        "All test windows count. The usual programs leave out the last incomplete batch: that would change the MSE by "
+        f"{100 * change:+.1f}% where it changes it most ({model}, {horizon} steps)."
     )
 
 

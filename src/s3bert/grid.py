@@ -60,9 +60,7 @@ class GridConfig(TrainingConfig):
     num_train_epochs: list[float] = HfArg(
         help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
     )
-    seed: list[int] = HfArg(
-        help="seeds of the new head's weights, data order and dropout", default_factory=lambda: [42]
-    )
+    seed: list[int] = HfArg(help="seeds of new weights, data order and dropout", default_factory=lambda: [42])
     save_steps: int | None = HfArg(help="optimiser steps between checkpoints; once an epoch by default", default=None)
     resume_from_checkpoint: str | None = HfArg(
         help="`latest`: a cell that was cut off always goes on by itself", default="latest"
@@ -259,7 +257,7 @@ def _drop_what_is_not_needed(folder: Path, finished: list[Cell]) -> None:
     """
     for setting in _settings(finished):
         for cell in setting.cells:
-            for checkpoint in (folder / cell.name).glob("*checkpoint-*"):
+            for checkpoint in list((folder / cell.name).rglob("*checkpoint-*")):  # a self-pretraining's too
                 shutil.rmtree(checkpoint, ignore_errors=True)
             if cell is not setting.best_cell:
                 for weights in (folder / cell.name).glob("model*.safetensors"):

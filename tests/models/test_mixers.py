@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from s3bert.models.iterative_inverse import iterative_inverse
-from s3bert.models.mixer_kernelized import SkyformerAttention
+from s3bert.models.mixer_kernelized import SkyformerAttention, gaussian_kernel
 from s3bert.models.mixer_linear import LinearAttention
 from s3bert.models.mixers import MIXERS, build_mixer
 
@@ -32,6 +32,7 @@ VARIANTS = {
     **{name: (name, SETTINGS.get(name, {})) for name in MIXERS},
     "softmax-causal": ("softmax", {"causal": True}),
     "linear-causal": ("linear", {"causal": True}),
+    "performer-causal": ("performer", {"num_features": 7, "causal": True}),
     "fmm-causal": ("fmm", {"bandwidth": 3, "causal": True}),
     "fmm-tanh": ("fmm", {"bandwidth": 2, "kernels": ("tanh", "elu")}),
     "fmm-tanh-raw": ("fmm", {"bandwidth": 2, "kernels": ("tanh_raw", "elu")}),
@@ -88,16 +89,34 @@ def test_a_mixer_is_its_papers_equation_on_the_real_tokens_alone(variant, real, 
         assert relative_error(gradient[mask], expected_gradient) < 5 * bound
 
 
-@pytest.mark.parametrize("length", [65, 129, 257])
-def test_causal_fmmformer_is_its_equation_across_chunks(length):
-    """Chunks of 64 tokens carry sums from one to the next; a third of the tokens is not real."""
-    mixer, (name, own) = make("fmm-causal", max_length=257), VARIANTS["fmm-causal"]
+@pytest.mark.parametrize(
+    ("variant", "length"), [*((name, 65) for name in VARIANTS), ("fmm-causal", 129), ("fmm-causal", 257)]
+)
+def test_a_mixer_is_its_equation_across_chunks(variant, length):
+    """Causal sums go from one chunk of 64 tokens to the next; a third of the tokens is not real."""
+    mixer, (name, own) = make(variant, max_length=257).double(), VARIANTS[variant]
     torch.manual_seed(length)
-    states, mask = torch.randn(1, length, HIDDEN), torch.rand(1, length) < 0.67
-    weights = {key: tensor.double() for key, tensor in mixer.state_dict().items()}
+    states, mask = torch.randn(1, length, HIDDEN).double(), torch.rand(1, length) < 0.67
+    weights = mixer.state_dict()
     positions = mask[0].nonzero()[:, 0].tolist()
-    expected = TWINS[name](states[mask].double(), positions, weights, HEADS, max_length=257, **own)
-    assert relative_error(mixer(states, mask)[mask], expected) < 1e-5
+    expected = TWINS[name](states[mask], positions, weights, HEADS, max_length=257, **own)
+    assert relative_error(mixer(states, mask)[mask], expected) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if name not in ("fourier", "s3")]
+)  # s3's norm is per position
+def test_the_amount_of_padding_on_the_left_does_not_matter(variant):
+    mixer, states = make(variant), torch.randn(2, 10, HIDDEN)
+    for padding in (1, 3, LENGTH - 10):
+        padded = torch.cat([torch.full((2, padding, HIDDEN), torch.nan), states], 1)
+        mixed = mixer(padded, (torch.arange(10 + padding) >= padding).expand(2, -1))
+        assert relative_error(mixed[:, padding:], mixer(states)) < 1e-5
+
+
+def test_a_gaussian_kernels_entries_are_at_most_one_however_long_the_vectors():
+    states = 300 * torch.randn(64, 32)
+    assert gaussian_kernel(states, states).max() <= 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -181,6 +181,17 @@ def test_a_folder_keeps_forecasts_and_carries_its_code(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"} | code
 
 
+def test_half_precision_leaves_filters_and_statistics_in_float32(tmp_path):
+    exact, values = model(), torch.randn(4, 13, 3)
+    exact.save_pretrained(tmp_path)
+    half = AutoModel.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    for name, tensor in half.state_dict().items():
+        kept = "smoother.filter" in name or "smoother.norm" in name
+        assert tensor.dtype in (torch.float32 if kept else torch.bfloat16, torch.int64), name
+    forecast = half(past_values=values).prediction_outputs
+    assert relative_error(forecast, exact(past_values=values).prediction_outputs) < 0.05
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -220,6 +220,15 @@ def test_a_file_cut_anywhere_within_a_line_is_an_error_for_that_line(tmp_path):
             read_listops(file)
 
 
+def test_words_and_a_file_of_a_header_alone_are_errors(tmp_path):
+    (tmp_path / "basic_val.tsv").write_text("Source\tTarget\nhello world\t2\n")
+    with pytest.raises(ValueError, match=r"basic_val.tsv, line 2: 'hello world' has tokens that are no operator"):
+        read_listops(tmp_path / "basic_val.tsv")
+    (tmp_path / "basic_val.tsv").write_text("Source\tTarget\n")
+    with pytest.raises(ValueError, match=r"basic_val.tsv has no rows below its header"):
+        read_listops(tmp_path / "basic_val.tsv")
+
+
 def test_a_missing_header_is_an_error(tmp_path):
     for text in ("", "[MIN 1 2 ]\t1\n"):
         (tmp_path / "basic_val.tsv").write_text(text)

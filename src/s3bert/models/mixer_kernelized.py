@@ -19,12 +19,13 @@ from .numerics import at_least_float32
 def gaussian_kernel(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """kappa of all pairs, (..., n, p) and (..., m, p) -> (..., n, m).
 
-    -|a - b|^2 / 2 is the product of (a, -|a|^2 / 2, 1) and (b, 1, -|b|^2 / 2): one matrix product, and one pass for exp.
+    -|a - b|^2 / 2 is the product of (a, -|a|^2 / 2, 1) and (b, 1, -|b|^2 / 2), a matrix product. Between long vectors that lie close
+    its rounding errors may be positive: they count as 0.
     """
     left_square, right_square = (-0.5 * states.square().sum(-1, keepdim=True) for states in (left, right))
     left = torch.cat([left, left_square, torch.ones_like(left_square)], -1)
     right = torch.cat([right, torch.ones_like(right_square), right_square], -1)
-    return torch.exp(left @ right.transpose(-1, -2))
+    return (left @ right.transpose(-1, -2)).clamp(max=0).exp()
 
 
 class KernelizedAttention(HeadAttention):

@@ -14,7 +14,7 @@ class PerformerAttention(HeadAttention):
 
     Args:
         hidden_size, num_heads, max_length, dropout: as in `HeadAttention`; there are no weights for dropout to act on.
-        num_features: m. feature_seed: of the rows. layer_index: the layer's number.
+        num_features: m. feature_seed: of the rows. causal: sums run over j <= i. layer_index: the layer's number.
 
     Raises:
         ValueError: m under 1.
@@ -28,11 +28,13 @@ class PerformerAttention(HeadAttention):
         dropout: float = 0.0,
         num_features: int = 128,
         feature_seed: int = 0,
+        causal: bool = False,
         layer_index: int = 0,
     ):
         super().__init__(hidden_size, num_heads, max_length, dropout)
         if num_features < 1:
             raise ValueError(f"num_features = {num_features}: there has to be at least one.")
+        self.causal = causal
         generator = torch.Generator().manual_seed(1009 * feature_seed + layer_index)
         blocks = [self._orthogonal_rows(generator) for _ in range(-(-num_features // self.head_size))]
         self.register_buffer("directions", torch.cat(blocks)[:num_features].float())  # W, (m, p)
@@ -54,7 +56,7 @@ class PerformerAttention(HeadAttention):
                 key = key.masked_fill(~mask[:, None, :, None], torch.finfo(key.dtype).min)
             query = (query - query.amax(3, keepdim=True).detach()).exp()
             key = keys_that_count((key - key.amax((2, 3), keepdim=True).detach()).exp(), mask)
-            numerator, denominator = feature_sums(query, key, value, causal=False)
+            numerator, denominator = feature_sums(query, key, value, self.causal)
             return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
 
     def _exponents(self, states: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ def local_max(states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor
 
 
 class PoNetMixer(nn.Module):
-    """PoNet's pooling over equal segments of the longest sequence, and the output projection.
+    """PoNet's pooling over equal segments of the longest sequence, from its first real token on, and the output projection.
 
     Args:
         hidden_size, num_heads, max_length, dropout: the contract's; the authors have no dropout here.
@@ -127,6 +127,9 @@ class PoNetMixer(nn.Module):
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """(B, S, H) -> (B, S, H), zero at padding."""
         batch, length, _ = hidden_states.shape
-        segments = (torch.arange(length, device=hidden_states.device) // self.segment_length).expand(batch, -1)
+        places = torch.arange(length, device=hidden_states.device).expand(batch, -1)
+        if mask is not None:
+            places = (places - mask.int().argmax(1, keepdim=True)).clamp(min=0)
+        segments = places // self.segment_length
         mixed, _ = self.pooling(hidden_states, mask, segments)
         return zero_padding(self.output(mixed), mask)

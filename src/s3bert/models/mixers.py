@@ -3,8 +3,8 @@
     Mixer(hidden_size, num_heads, max_length, dropout, **its own settings)
     forward(hidden states (B, S, H), mask (B, S) or None) -> mixed states (B, S, H), zero at padding
 
-The mask is True at real tokens. What lies under it never matters, nor how much padding there is; a sequence may have any
-length up to `max_length`. A new mixer is one file and one entry of `MIXERS`.
+The mask is True at real tokens. What lies under it never matters, nor how much padding there is, on the right or, but
+for `fourier` and the norm per position of `s3`, on the left; a sequence may have any length up to `max_length`. A new mixer is one file and one entry of `MIXERS`.
 """
 
 import difflib
@@ -41,7 +41,7 @@ MIXERS: dict[str, type[nn.Module]] = {
 }
 
 
-def mixer_settings(name: str) -> Sequence[str]:
+def setting_names(name: str) -> Sequence[str]:
     """The settings of a mixer's own.
 
     Raises:
@@ -63,7 +63,7 @@ def build_mixer(
     Raises:
         ValueError: an unknown mixer, a setting it does not have, or one that it refuses.
     """
-    settings = mixer_settings(name)
+    settings = setting_names(name)
     for setting in own:
         if setting not in settings:
             known = ", ".join(settings) or "none of its own"

@@ -74,7 +74,7 @@ def fourier_extrapolation(states: torch.Tensor, num_harmonics: int, horizon: int
 
 
 class S3ForecastBlock(GradientCheckpointingLayer):
-    """An embedding of three neighbouring steps, then S3 with a residual and a norm; (B, L, inputs) -> (B, L, D)."""
+    """An embedding of three neighbouring steps, then S3 with a residual; (B, L, inputs) -> (B, L, D)."""
 
     def __init__(self, config: S3ForecastConfig, inputs: int, layer_index: int):
         super().__init__()
@@ -100,7 +100,7 @@ class S3ForecastBlock(GradientCheckpointingLayer):
 
 
 class S3ForecastPreTrainedModel(PreTrainedModel):
-    """Linear layers start normal(0, initializer_range), biases at 0; the S3 modules keep the values they draw."""
+    """Linear and convolution layers start normal(0, initializer_range), biases at 0; the smoothers' filters keep the values they draw."""
 
     config_class = S3ForecastConfig
     config: S3ForecastConfig
@@ -109,6 +109,7 @@ class S3ForecastPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _no_split_modules = ["S3ForecastBlock"]
+    _keep_in_fp32_modules_strict = ["smoother.filter", "smoother.norm"]
 
 
 class S3ForecastModel(S3ForecastPreTrainedModel):

@@ -58,6 +58,7 @@ class LraPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _input_embed_layer = "word_embeddings"
     _no_split_modules = ["LraLayer"]
+    _keep_in_fp32_modules_strict = ["smoother.filter", "smoother.norm"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

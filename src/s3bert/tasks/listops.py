@@ -197,7 +197,7 @@ def read_listops(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
         The ids of each row as `encode` gives them, and the labels, (rows,) int64 from 0 to 9.
 
     Raises:
-        ValueError: with file, line and reason: no header, a line that is cut or is not an expression, a tab and a digit.
+        ValueError: with file, line and reason: no header, no rows, a line that is cut or is not an expression, a tab and a digit.
     """
     rows, labels = [], []
     with file.open(encoding="utf-8", errors="replace") as stream:
@@ -213,6 +213,13 @@ def read_listops(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
                 raise ValueError(f"{file}, line {number}: label {columns[0]!r}, which must be a digit")
             if not expression.strip() or expression.count("[") != expression.count("]"):
                 raise ValueError(f"{file}, line {number}: an expression that is empty or has unclosed brackets")
-            rows.append(encode(expression))
+            row = encode(expression)
+            if (row == UNKNOWN).any():
+                raise ValueError(
+                    f"{file}, line {number}: {expression[:40]!r} has tokens that are no operator, digit or bracket"
+                )
+            rows.append(row)
             labels.append(int(columns[0]))
+    if not rows:
+        raise ValueError(f"{file} has no rows below its header; is it cut?")
     return rows, np.array(labels, np.int64)

@@ -8,6 +8,7 @@ import copy
 import functools
 import gzip
 import json
+import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from .shuffled import ShuffledBatches
 
 
 class Examples:
-    """Sequences of ids, kept as one array of bytes, and their labels; batches are padded to their longest sequence, or all
+    """Sequences of ids, kept as one array, and their labels; batches are padded to their longest sequence, or all
     to the same length where `pad_to_max_length` is set.
 
     Args:
@@ -128,9 +129,9 @@ def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
                         np.frombuffer(row["text"].encode("utf-8")[:max_length], np.uint8).astype(np.uint16) + 1
                     )
                     labels.append(row["label"])
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
             raise ValueError(f"{file} is damaged after {len(labels)} reviews ({error}): copy it anew.") from error
-        except (json.JSONDecodeError, KeyError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file}, line {len(labels) + 1}: not a review with text and label ({error}).") from error
         splits[split] = (sequences, np.array(labels))
     sequences, labels = splits["train"]
@@ -148,7 +149,7 @@ def read_image(folder: Path, max_length: int) -> dict[str, Examples]:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             train, labels, test, test_labels = (arrays[name] for name in ("train_x", "train_y", "test_x", "test_y"))
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{file} is damaged ({error}): copy it anew.") from error
     return {
         "train": Examples(list(train[:45_000]), labels[:45_000], max_length),
@@ -190,14 +191,19 @@ def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
     for split, name in {"train": "train", "validation": "eval", "test": "test"}.items():
         file = _file(folder, f"new_aan_pairs.{name}.tsv", remedy)
         sequences, labels = [], []
-        for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
-            if not line:
-                continue
-            fields = line.split(b"\t")
-            if len(fields) != 5 or fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
-                raise ValueError(f"{file}, line {number}: not a label (0 or 1), two ids and two texts between tabs.")
-            labels.append(int(float(fields[0])))
-            sequences += [np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + 1 for text in fields[3:]]
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line == b"\n":
+                    continue
+                if not line.endswith(b"\n"):
+                    raise ValueError(f"{file}, line {number}: the last line has no end; the file is cut. Copy it anew.")
+                fields = line[:-1].split(b"\t")
+                if len(fields) != 5 or fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
+                    raise ValueError(
+                        f"{file}, line {number}: not a label (0 or 1), two ids and two texts between tabs."
+                    )
+                labels.append(int(float(fields[0])))
+                sequences += [np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + 1 for text in fields[3:]]
         examples[split] = Examples(sequences, np.array(labels), max_length, pair=True)
     return examples
 

@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def _read_table(file: Path) -> pd.DataFrame:
     """The cells as texts without the blanks around them; a row's index is its line, less 2. Empty lines are left out."""
     try:
         table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding_errors="replace", skip_blank_lines=False)
-    except (OSError, EOFError, ValueError) as error:  # a cut archive, rows of several lengths, no columns
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # a cut archive, rows of several lengths, no columns
         raise ValueError(f"{file} cannot be read as CSV ({error}): copy it anew, or mend it.") from error
     names = [name.strip() for name in table.columns]
     if len(names) == 1 and (separators := [mark for mark in ";\t|" if mark in table.columns[0]]):
