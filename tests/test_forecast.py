@@ -69,7 +69,10 @@ def test_settings_that_cannot_be_are_told_in_a_line_and_do_not_claim_the_folder(
     words = ["--csv_file", folder / "series.csv", "--output_dir", tmp_path, "--hidden_size", "10"]
     result = subprocess.run([sys.executable, script, *map(str, words)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "error: num_attention_heads = 4 does not divide hidden_size = 10."
+    assert (
+        result.stderr.splitlines()[-1]
+        == "error: hidden_size = 10 cannot be split into num_attention_heads = 4 equal heads: choose a divisor of 10, for example one of [1, 2, 5, 10], or another hidden_size."
+    )
     assert "Traceback" not in result.stderr
     run(folder / "series.csv", tmp_path, "--prediction_length", "6")  # the corrected call
 

@@ -25,7 +25,7 @@ AUTO_CLASSES = {
     "question_answering": "AutoModelForQuestionAnswering",
     "multiple_choice": "AutoModelForMultipleChoice",
 }
-SHARED_CODE = {"configuration_encoder.py", "encoder.py", "heads.py", "numerics.py"}
+SHARED_CODE = {"configuration_checks.py", "configuration_encoder.py", "encoder.py", "heads.py", "numerics.py"}
 S3_PARTS = {"smoother.py", "skeleton_attention.py", "fast_s3.py", "position_norm.py"}
 S3_CODE = {"configuration_s3bert.py", "modeling_s3bert.py"} | S3_PARTS
 CODE = {

@@ -177,7 +177,7 @@ def test_a_folder_keeps_forecasts_and_carries_its_code(tmp_path):
     assert type(loaded) is S3ForecastModel
     assert torch.equal(loaded(values).prediction_outputs, net(values).prediction_outputs)
     code = {"configuration_forecast.py", "modeling_forecast.py", "mixer_s3.py", "smoother.py", "skeleton_attention.py"}
-    code |= {"fast_s3.py", "numerics.py", "position_norm.py"}
+    code |= {"configuration_checks.py", "fast_s3.py", "numerics.py", "position_norm.py"}
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"} | code
 
 
@@ -196,7 +196,7 @@ def test_half_precision_leaves_filters_and_statistics_in_float32(tmp_path):
     ("changes", "message"),
     [
         ({"num_harmonics": 7}, "num_harmonics = 7: a context of 13 steps has 0 to 6"),
-        ({"num_segments": 3}, "num_segments = 3 does not divide hidden_size = 8"),
+        ({"num_segments": 3}, "hidden_size = 8 cannot be split into num_segments = 3 equal segments"),
         ({"prediction_length": 0}, "prediction_length = 0: must be at least 1"),
         ({"variance_offset": 0.0}, "variance_offset = 0.0: must be positive"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob = 1.5: a dropout rate"),
@@ -205,6 +205,8 @@ def test_half_precision_leaves_filters_and_statistics_in_float32(tmp_path):
 def test_a_configuration_that_cannot_be_is_refused(changes, message):
     with pytest.raises(StrictDataclassError, match=message):
         S3ForecastConfig(**SIZES | changes)
+    with pytest.raises(ValueError, match=r"S3ForecastConfig has no field 'num_harmonic'. Did you mean 'num_harmonics'"):
+        S3ForecastConfig(num_harmonic=4)
 
 
 def test_values_of_another_shape_are_refused():

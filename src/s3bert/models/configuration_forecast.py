@@ -3,11 +3,12 @@
 from dataclasses import field
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+
+from .configuration_checks import CheckedConfig
 
 
 @strict
-class S3ForecastConfig(PreTrainedConfig):
+class S3ForecastConfig(CheckedConfig):
     """Long-term forecasting with S3Attention (Wang et al., Section IV-B, Algorithms 3 and 4).
 
     Args:
@@ -27,7 +28,7 @@ class S3ForecastConfig(PreTrainedConfig):
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a count under 1; more harmonics than the context holds; heads or segments that do not divide the hidden
-            size; a rate outside 0..1; an offset that is not positive.
+            size; a rate outside 0..1; an offset that is not positive; a keyword that is nearly a field's name (raised as it is).
     """
 
     model_type = "s3-forecast"
@@ -63,14 +64,11 @@ class S3ForecastConfig(PreTrainedConfig):
     )
 
     def validate_sizes(self):
-        """Counts are positive, divisors divide, rates are probabilities."""
+        """Counts are positive, divisors divide, and windows hold the harmonics."""
         counts = ("context_length", "prediction_length", "num_input_channels", "hidden_size", "num_hidden_layers")
-        for name in (*counts, "num_attention_heads", "num_segments", "num_row_samples", "num_column_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
-        for name in ("num_attention_heads", "num_segments"):
-            if self.hidden_size % getattr(self, name):
-                raise ValueError(f"{name} = {getattr(self, name)} does not divide hidden_size = {self.hidden_size}.")
+        self.check_counts(*counts, "num_attention_heads", "num_segments", "num_row_samples", "num_column_samples")
+        self.check_division("num_attention_heads", "heads")
+        self.check_division("num_segments", "segments")
         if not 0 <= self.num_harmonics <= self.context_length // 2:
             raise ValueError(
                 f"num_harmonics = {self.num_harmonics}: a context of {self.context_length} steps has 0 to "
@@ -80,9 +78,6 @@ class S3ForecastConfig(PreTrainedConfig):
             raise ValueError(
                 f"variance_offset = {self.variance_offset}: must be positive, or a constant window divides by zero."
             )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "smoother_dropout_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: a dropout rate lies between 0 and 1.")
 
 
 __all__ = ["S3ForecastConfig"]

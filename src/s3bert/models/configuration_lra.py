@@ -4,11 +4,12 @@ from dataclasses import field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+
+from .configuration_checks import CheckedConfig
 
 
 @strict
-class LraConfig(PreTrainedConfig):
+class LraConfig(CheckedConfig):
     """The defaults are the encoder of Nystromformer's LRA code, which the S3Attention paper uses.
 
     Args:
@@ -21,7 +22,8 @@ class LraConfig(PreTrainedConfig):
         pair_inputs: two sequences an example, encoded alike and classified together (Retrieval).
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
-        ValueError: a count under 1, heads that do not divide the hidden size, a rate outside 0..1.
+        ValueError: a count under 1, heads that do not divide the hidden size, a rate outside 0..1; a keyword that is nearly a
+            field's name (raised as it is).
     """
 
     model_type = "s3bert-lra"
@@ -44,18 +46,10 @@ class LraConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def validate_sizes(self):
-        """Counts are positive, heads divide the hidden size, rates are probabilities."""
+        """Counts are positive, and heads divide the hidden size."""
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in (*sizes, "classifier_size", "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size = {self.hidden_size} cannot be split into num_attention_heads = {self.num_attention_heads}."
-            )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: a dropout rate lies between 0 and 1.")
+        self.check_counts(*sizes, "classifier_size", "max_position_embeddings")
+        self.check_division("num_attention_heads", "heads")
 
 
 __all__ = ["LraConfig"]

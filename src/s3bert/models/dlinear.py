@@ -4,13 +4,14 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from .configuration_checks import CheckedConfig
 from .modeling_forecast import S3ForecastOutput
 
 
 @strict
-class DLinearConfig(PreTrainedConfig):
+class DLinearConfig(CheckedConfig):
     """
     Args:
         context_length: L. prediction_length: H. kernel_size: steps of the moving average.
