@@ -246,7 +246,7 @@ def plot_forecasts(file: Path, title: str, examples: Mapping[int, Mapping[str, n
         axes.axvline(-0.5, color="grey", linewidth=0.5)
         axes.set(ylabel="standardised", title=f"{horizon} steps ahead")
         axes.grid(alpha=0.3)
-    panels[0, 0].legend(fontsize="small", ncols=3)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize="small")
     panels[-1, 0].set(xlabel="steps after the last known value")
     figure.suptitle(title)
     with replacing(file) as aside:
