@@ -250,7 +250,7 @@ def plot_forecasts(file: Path, title: str, examples: Mapping[int, Mapping[str, n
     panels[-1, 0].set(xlabel="steps after the last known value")
     figure.suptitle(title)
     with replacing(file) as aside:
-        figure.savefig(aside, dpi=130, format="png")
+        figure.savefig(aside, dpi=110, format="png")
     plt.close(figure)
 
 
