@@ -161,7 +161,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for text in trained:  # a wrong setting is known before anything is read
         build_forecaster(text, 2, context_length, horizons[0])
     files = [Path(arguments.data_dir) / f"{dataset.file}{packed}" for packed in ("", ".gz")]
-    series = read_series(next((file for file in files if file.exists()), files[0]))
+    there = [file for file in files if file.exists()]
+    if not there:
+        raise FileNotFoundError(
+            f"{files[0]} is not there, nor packed: --data_dir is the folder of the benchmark's CSV files."
+        )
+    series = read_series(there[0])
     strict = [text for text in trained if named_settings(text)[0] in ("patchtst", "dlinear")]
     if strict and np.isnan(series.values).any():
         raise ValueError(

@@ -144,7 +144,7 @@ def test_empty_cells_are_refused_for_forecasters_that_take_none(data, tmp_path):
         (["--max_train_samples", "0"], "max_train_samples = 0: give at least 1"),
         (["--horizons", "0"], "give numbers of steps, at least 1"),
         (["--horizons", "200", "--model", "last"], "hold no window of 24 \\+ 200"),
-        (["--dataset_name", "traffic", "--model", "last"], "traffic.csv is not there"),
+        (["--dataset_name", "traffic", "--model", "last"], "traffic.csv is not there, nor packed: --data_dir"),
     ],
 )
 def test_mistakes_are_named(data, tmp_path, words, message, capsys):
