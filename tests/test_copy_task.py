@@ -9,12 +9,18 @@ from s3bert.tasks.copying import CopyBatches, CopyEvaluation
 
 
 def test_a_sequence_is_a_word_twice_and_the_same_step_gives_the_same_words():
-    batch = CopyBatches(length=10, num_symbols=5, batch_size=3, seed=0, steps=4)[2]
-    tokens = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], 1)
-    assert torch.equal(tokens[:, :5], tokens[:, 5:])
-    assert (tokens[:, 0] == 6).all()
-    assert torch.equal(batch["labels"][:, :-1], batch["input_ids"][:, 1:])
-    again = CopyBatches(10, 5, 3, seed=0, steps=4)
+    words = CopyBatches(length=14, num_symbols=5, batch_size=64, seed=0, steps=4)
+    batch, lengths = words[2], set()
+    for tokens, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        first, second = (place for place, token in enumerate(tokens) if token == 6)
+        word, end = tokens[1:second], 2 * second
+        assert first == 0
+        assert tokens == [6, *word, 6, *word] + [0] * (14 - end)
+        assert all(1 <= symbol <= 5 for symbol in word)
+        assert labels == [-100] * second + word + [-100] * (14 - end + 1)
+        lengths.add(len(word))
+    assert lengths == {3, 4, 5, 6}, "from a quarter of the sequence to half of it less the separator"
+    again = CopyBatches(14, 5, 64, seed=0, steps=4)
     assert torch.equal(again[2]["input_ids"], batch["input_ids"])
     assert not torch.equal(again[1]["input_ids"], batch["input_ids"])
     with pytest.raises(ValueError, match="length = 7: two separators"):
@@ -22,17 +28,19 @@ def test_a_sequence_is_a_word_twice_and_the_same_step_gives_the_same_words():
 
 
 class Oracle(torch.nn.Module):
-    """Predicts the token that stood half a sequence before the next one."""
+    """Predicts what stood after the first separator, as far from it as the next token is from the second one."""
 
     def forward(self, input_ids):
-        half = (input_ids.shape[1] + 1) // 2
-        guess = torch.cat([torch.ones_like(input_ids[:, : half - 1]), input_ids[:, :half]], 1)[:, : input_ids.shape[1]]
+        length = input_ids.shape[1]
+        second = (input_ids == 6).long() @ torch.arange(length)  # the first one stands at 0
+        source = (torch.arange(1, length + 1) - second[:, None]).clamp(min=0)
+        guess = input_ids.gather(1, source)
         return type("Output", (), {"logits": 50.0 * torch.nn.functional.one_hot(guess, 7).float()})
 
 
 def test_only_the_second_word_is_measured():
     """One who knows where to look is always right, though the first word cannot be known."""
-    measured = CopyEvaluation(CopyBatches(10, 5, 64, seed=0, steps=1), 2)(Oracle(), Accelerator())
+    measured = CopyEvaluation(CopyBatches(14, 5, 64, seed=0, steps=1), 2)(Oracle(), Accelerator())
     assert measured["accuracy"] == 1
     assert measured["loss"] < 1e-6
 

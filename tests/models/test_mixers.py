@@ -34,6 +34,7 @@ VARIANTS = {
     "linear-causal": ("linear", {"causal": True}),
     "performer-causal": ("performer", {"num_features": 7, "causal": True}),
     "fmm-causal": ("fmm", {"bandwidth": 3, "causal": True}),
+    "fmm-wide": ("fmm", {"bandwidth": 20}),  # more than the smallest chunk
     "fmm-tanh": ("fmm", {"bandwidth": 2, "kernels": ("tanh", "elu")}),
     "fmm-tanh-raw": ("fmm", {"bandwidth": 2, "kernels": ("tanh_raw", "elu")}),
 }

@@ -26,6 +26,17 @@ FEATURE_MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh_raw": torch.tanh,
 }
 _RAW_GUARD = 1e-2  # of the mean size of a sequence's denominators
+_SMALLEST_CHUNK = 16  # tokens; smaller products cost more than what narrow bands save
+
+
+def _with_neighbours(states: torch.Tensor, chunk: int, before: int, after: int) -> torch.Tensor:
+    """(B, h, blocks chunk, p) to (B, h, blocks, before + chunk + after, p): each block with the ends of those beside it, zeros outside.
+
+    `before` and `after` are at most `chunk`."""
+    blocks = states.unflatten(2, (-1, chunk))
+    left = F.pad(blocks[:, :, :-1, chunk - before :], (0, 0, 0, 0, 1, 0))
+    right = F.pad(blocks[:, :, 1:, :after], (0, 0, 0, 0, 0, 1))
+    return torch.cat([left, blocks, right], 3)
 
 
 class FmmAttention(HeadAttention):
@@ -73,21 +84,27 @@ class FmmAttention(HeadAttention):
             return near_weight * near + far_weight * far
 
     def _near_field(self, query, key, value, mask):
-        """Softmax over the offsets of the band, shifted keys and values a diagonal at a time."""
+        """Softmax over the band: tokens in blocks of `chunk`, each a small product with its block and the band's rest on both sides."""
         length = query.shape[2]
-        reach = min(self.bandwidth, length) - 1
-        after = 0 if self.causal else reach
+        before = min(self.bandwidth, length) - 1
+        after = 0 if self.causal else before
+        chunk = max(_SMALLEST_CHUNK, before)
+        pad = -length % chunk
         counts = torch.ones(len(query), length, dtype=torch.bool, device=query.device) if mask is None else mask
-        counts = F.pad(counts, (reach, after))[:, None]  # (B, 1, S + ...)
-        keys, values = (F.pad(states, (0, 0, reach, after)) for states in (key, value))
-        offsets = range(reach + 1 + after)
-        scores = torch.stack([(query * keys[:, :, d : d + length]).sum(3) for d in offsets], 3)  # (B, h, S, offsets)
-        admissible = torch.stack([counts[:, :, d : d + length] for d in offsets], 3)
+        counts = _with_neighbours(F.pad(counts, (0, pad))[:, None, :, None], chunk, before, after)[..., 0]
+        query, key, value = (F.pad(states, (0, 0, 0, pad)) for states in (query, key, value))
+        keys, values = (_with_neighbours(states, chunk, before, after) for states in (key, value))
+        scores = (
+            query.unflatten(2, (-1, chunk)) @ keys.transpose(3, 4) / self.head_size**0.5
+        )  # (B, h, blocks, chunk, chunk + ...)
+        offsets = (
+            torch.arange(chunk + before + after, device=query.device)
+            - torch.arange(chunk, device=query.device)[:, None]
+        )
         # A token may always read itself, so that padding, zeroed afterwards, is never a softmax over nothing.
-        admissible = admissible | (torch.arange(len(offsets), device=query.device) == reach)
-        scores = (scores / self.head_size**0.5).masked_fill(~admissible, torch.finfo(scores.dtype).min)
-        weights = self.dropout(scores.softmax(3))
-        return sum(weights[..., d, None] * values[:, :, d : d + length] for d in offsets)
+        admissible = (counts[:, :, :, None] & (offsets >= 0) & (offsets <= before + after)) | (offsets == before)
+        weights = scores.masked_fill(~admissible, torch.finfo(scores.dtype).min).softmax(4)
+        return (self.dropout(weights) @ values).flatten(2, 3)[:, :, :length]
 
     def _far_field(self, name, query, key, value, mask):
         """Linear attention under one feature map."""

@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 from .configuration_forecast import S3ForecastConfig
 from .mixer_s3 import S3Mixer
 from .numerics import at_least_float32
+from .smoother import FLOAT32_PARTS
 
 
 @dataclass
@@ -109,7 +110,7 @@ class S3ForecastPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _no_split_modules = ["S3ForecastBlock"]
-    _keep_in_fp32_modules_strict = ["smoother.filter", "smoother.norm"]
+    _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
 
 
 class S3ForecastModel(S3ForecastPreTrainedModel):

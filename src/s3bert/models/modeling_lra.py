@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, Seque
 from .configuration_lra import LraConfig
 from .mixers import build_mixer
 from .numerics import at_least_float32, zero_padding
+from .smoother import FLOAT32_PARTS
 
 
 class LraLayer(GradientCheckpointingLayer):
@@ -58,7 +59,7 @@ class LraPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _input_embed_layer = "word_embeddings"
     _no_split_modules = ["LraLayer"]
-    _keep_in_fp32_modules_strict = ["smoother.filter", "smoother.norm"]
+    _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

@@ -25,7 +25,7 @@ from .heads import (
 )
 from .position_norm import PositionBatchNorm, repeat_cyclically
 from .skeleton_attention import SkeletonAttention
-from .smoother import Smoother
+from .smoother import FLOAT32_PARTS, Smoother
 
 
 logger = logging.get_logger(__name__)
@@ -96,7 +96,7 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     lengthening = ", or call model.resize_position_embeddings({length}) to lengthen the model"
     _no_split_modules = ["S3BertLayer"]
     _can_record_outputs = {"hidden_states": S3BertLayer, "attentions": S3BertAttention}
-    _keep_in_fp32_modules_strict = ["smoother.filter", "smoother.norm"]
+    _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

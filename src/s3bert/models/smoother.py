@@ -25,6 +25,10 @@ from .numerics import at_least_float32, zero_padding
 from .position_norm import PositionBatchNorm
 
 
+# For a model's `_keep_in_fp32_modules_strict`: loading it in half precision leaves the filter and the statistics as they are.
+FLOAT32_PARTS = ("smoother.filter", "smoother.norm")
+
+
 class Smoother(nn.Module):
     """Segment means, a learned Fourier convolution and a convolution stem (Section III-B, Algorithm 2).
 

@@ -1,7 +1,10 @@
-"""The copy task: a random word, then the same word again, which has to be predicted (Katharopoulos et al., 2020, section 4.1).
+"""The copy task: a random word of random length, then the same word again, which has to be predicted.
 
-A sequence is `| word | word`, S tokens with the separator twice; what a causal model can know is the second word. Symbols are 1 to C, the
-separator is C + 1, and there is no padding.
+The task of Katharopoulos et al. (ICML 2020, section 4.1) as FMMformer's program draws it (Nguyen et al., NeurIPS 2021, Figures 4 and 5): where
+the second word begins differs from sequence to sequence, so a model has to find it, not only to look back by so many places; and the loss
+is that of the second word alone.
+
+A sequence is `| word | word`, then padding up to S tokens. Symbols are 1 to C, the separator is C + 1, padding is 0.
 """
 
 import numpy as np
@@ -11,8 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 
 
+_IGNORED = -100  # of labels: no loss, not counted
+
+
 class CopyBatches:
-    """Endless batches, `[step]` a pure function of (seed, step): `input_ids` (B, S - 1) and the next tokens as `labels`.
+    """Endless batches, `[step]` a pure function of (seed, step): `input_ids` and `labels`, each (B, S).
+
+    A label is the next token where that is of the second word, -100 elsewhere. Words have S/4 to S/2 - 1 symbols, all lengths equally likely.
 
     Args:
         length: S, even. num_symbols: C. batch_size: B. seed: of all words. steps: what to call an epoch.
@@ -34,26 +42,32 @@ class CopyBatches:
 
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         generator = np.random.default_rng([self.seed, step])
-        words = generator.integers(1, self.num_symbols + 1, (self.batch_size, self.length // 2 - 1))
-        half = np.pad(words, ((0, 0), (1, 0)), constant_values=self.num_symbols + 1)
-        tokens = torch.from_numpy(np.concatenate([half, half], 1))  # (B, S)
-        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        longest = self.length // 2 - 1
+        words = generator.integers(1, self.num_symbols + 1, (self.batch_size, longest))
+        sizes = 1 + generator.integers(self.length // 4, longest + 1, (self.batch_size, 1))  # with the separator
+        places = np.arange(self.length + 1)[None]  # one more than there are, for the last label
+        within = places % sizes
+        tokens = np.where(within == 0, self.num_symbols + 1, np.take_along_axis(words, np.maximum(within, 1) - 1, 1))
+        tokens = np.where(places < 2 * sizes, tokens, 0)
+        second = (places > sizes) & (places < 2 * sizes)
+        labels = np.where(second, tokens, _IGNORED)
+        return {"input_ids": torch.from_numpy(tokens[:, :-1]), "labels": torch.from_numpy(labels[:, 1:])}
 
 
 class CopyEvaluation:
-    """Loss (nats) and accuracy on the second words of fixed batches, for `training.train` to call; accuracy is the `score`."""
+    """Loss (nats) and accuracy a symbol of the second words of fixed batches, for `training.train` to call; accuracy is the `score`."""
 
     def __init__(self, batches: CopyBatches, num_batches: int):
         self.batches = [batches[step] for step in range(num_batches)]
-        self.first = batches.length // 2  # the place from which on labels are the second word
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        losses, right = [], []
+        loss = right = count = 0.0
         for batch in self.batches:
-            logits = model(input_ids=batch["input_ids"].to(accelerator.device)).logits[:, self.first :].float().cpu()
-            labels = batch["labels"][:, self.first :]
-            losses.append(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
-            right.append((logits.argmax(2) == labels).float().mean())
-        accuracy = torch.stack(right).mean().item()
-        return {"loss": torch.stack(losses).mean().item(), "accuracy": accuracy, "score": accuracy}
+            counted = batch["labels"] != _IGNORED
+            logits = model(input_ids=batch["input_ids"].to(accelerator.device)).logits.float().cpu()[counted]
+            labels = batch["labels"][counted]
+            loss += F.cross_entropy(logits, labels, reduction="sum").item()
+            right += (logits.argmax(1) == labels).sum().item()
+            count += len(labels)
+        return {"loss": loss / count, "accuracy": right / count, "score": right / count}
