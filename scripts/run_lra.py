@@ -8,7 +8,7 @@
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --ablate --output_dir runs/lra-ablation
 
 A folder of the task's name lies in the data folder; scripts/prepare_lra.py makes those of ListOps and Pathfinder. Validation
-accuracy is measured once an epoch, test accuracy once, by the finished model. Seeds and learning rates may be several, and the
+accuracy is measured once an epoch, test accuracy once, by the finished model. The examples lie on the accelerator. Seeds and learning rates may be several, and the
 same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and the learning curves, `curves.png`. A
 paper's figure stands in the table beside the settings it is for.
 """
@@ -238,6 +238,10 @@ def run_arm(
         splits = {name: examples.noisy(arm.noise, number) for number, (name, examples) in enumerate(splits.items())}
     if not arguments.zero_is_padding:
         splits = {name: examples.shifted() for name, examples in splits.items()}
+    device = process_state().device
+    # Worker processes cannot read an accelerator's memory.
+    resident = device.type != "cpu" and not grid.dataloader_num_workers
+    at_hand = {name: examples.to(device) if resident else examples for name, examples in splits.items()}
 
     def train_cell(cell: TrainingConfig) -> TrainingResult:
         set_seed(cell.seed)
@@ -249,11 +253,11 @@ def run_arm(
             model = LraForSequenceClassification(config)
         sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))["input_ids"]
         probes = {"instability_before": instability(model.eval(), sample)} if arguments.instability else {}
-        batches = ShuffledBatches(splits["train"], cell.global_batch_size(), cell.seed)
-        validation = Evaluation(splits["validation"], cell.per_device_eval_batch_size)
+        batches = ShuffledBatches(at_hand["train"], cell.global_batch_size(), cell.seed)
+        validation = Evaluation(at_hand["validation"], cell.per_device_eval_batch_size)
         cell = replace(cell, save_steps=cell.save_steps or len(batches))
         result = train(model, batches, cell, validation)
-        result = with_test_metrics(result, model, Evaluation(splits["test"], cell.per_device_eval_batch_size))
+        result = with_test_metrics(result, model, Evaluation(at_hand["test"], cell.per_device_eval_batch_size))
         sample = sample.to(model.device)
         if arguments.instability:
             probes["instability_after"] = instability(model, sample)

@@ -242,6 +242,33 @@ def test_batches_are_a_function_of_seed_and_step_and_visit_everything_once_an_ep
     assert examples.batch(np.array([2, 3]))["input_ids"].tolist() == [[2] * 3 + [0] * 5, [3] * 4 + [0] * 4]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_device_makes_the_same_batches_of_its_own_copy(pair, dtype):
+    generator = np.random.default_rng(0)
+    sequences = [generator.integers(1, 200, size).astype(dtype) for size in (5, 1, 9, 3, 0, 7)]
+    examples = Examples(sequences, np.arange(3 if pair else 6), 8, pair)
+    for examples.pad_to_max_length in (False, True):
+        for chosen in ([0, 1, 2], [2, 1], [1]):
+            expected, found = examples.batch(np.array(chosen)), examples.to("cpu").batch(np.array(chosen))
+            assert all(torch.equal(expected[name], found[name]) for name in expected)
+            assert found["input_ids"].dtype == expected["input_ids"].dtype == torch.int32
+    shifted = examples.to("cpu").shifted().batch(np.array([0]))["input_ids"]
+    assert torch.equal(shifted.flatten()[:5], torch.from_numpy(sequences[0].astype(np.int32)) + 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", ["text", "retrieval"])
+def test_a_run_on_examples_that_lie_on_the_gpu_is_that_on_batches_of_worker_processes(task, data, tmp_path):
+    losses = []
+    for workers in ("0", "1"):
+        words = ["--task_name", task, "--mixer", "softmax", "--seed", "1", "--dataloader_num_workers", workers]
+        results = run(data, tmp_path / workers, *words)
+        losses.append(results["arms"]["softmax"]["settings"][0]["cells"][0]["metrics"]["test_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("pair", [False, True])
 def test_masked_batches_hide_tokens_and_not_that_they_are_there(pair):
     """Of 400 tokens some sixty are replaced, several of them by a random id of two, of which one is padding's."""

@@ -17,7 +17,7 @@ _PREDICTIONS_MULTIPLE = 64  # labels of a micro-batch vary; bounds of them that 
 
 
 class Batches(Protocol):
-    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch on the CPU.
+    """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch, its labels on the CPU.
 
     A thread reads it while the device computes, or `dataloader_num_workers` processes do.
     """
@@ -85,14 +85,36 @@ def positions(batch: dict[str, torch.Tensor]) -> int:
     return batch["past_values"][..., 0].numel() if "past_values" in batch else batch["input_ids"].numel()
 
 
-def ahead(batches: Iterable) -> Iterator:
-    """The same in the same order, the next ones prepared meanwhile by a thread, which ends when the iterator is closed."""
+def ahead(batches: Iterable, pin_memory: bool = False) -> Iterator:
+    """The same in the same order, the next ones prepared meanwhile by a thread, which ends when the iterator is closed.
+
+    `pin_memory` is for what `MicroBatches` gives, and leaves tensors that lie on a device as they are.
+    """
     iterator = iter(batches)
+
+    def prepare() -> Any:
+        step = next(iterator, None)
+        return _pinned(*step) if pin_memory and step is not None else step
+
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-    pending = deque(thread.submit(next, iterator, None) for _ in range(_STEPS_AHEAD))
+    pending = deque(thread.submit(prepare) for _ in range(_STEPS_AHEAD))
     try:
         while (batch := pending.popleft().result()) is not None:
-            pending.append(thread.submit(next, iterator, None))
+            pending.append(thread.submit(prepare))
             yield batch
     finally:
         thread.shutdown(cancel_futures=True)
+
+
+def _pinned(parts: list[tuple[dict[str, Any], float]], tokens: int) -> tuple[list[tuple[dict[str, Any], float]], int]:
+    """A step's micro-batches with what lies on the CPU in memory that is copied to a GPU without waiting."""
+    return [
+        (
+            {
+                name: value.pin_memory() if torch.is_tensor(value) and value.device.type == "cpu" else value
+                for name, value in part.items()
+            },
+            share,
+        )
+        for part, share in parts
+    ], tokens

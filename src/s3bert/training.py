@@ -234,7 +234,6 @@ class _Run:
             sampler=range(progress.step, progress.step if self._out_of_patience() else self.total_steps),
             batch_size=None,
             num_workers=config.dataloader_num_workers,
-            pin_memory=self.accelerator.device.type == "cuda",
         )
         eval_steps = config.eval_steps or len(self.batches)
         self.window = torch.zeros((), device=self.accelerator.device)
@@ -242,7 +241,7 @@ class _Run:
         bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
         self.model.train()
         stopped, clock = False, time.perf_counter()
-        with contextlib.closing(ahead(loader)) as steps:
+        with contextlib.closing(ahead(loader, pin_memory=self.accelerator.device.type == "cuda")) as steps:
             for parts, tokens in steps:
                 self._step(parts)
                 progress.step += 1

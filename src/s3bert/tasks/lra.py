@@ -26,7 +26,7 @@ from .shuffled import ShuffledBatches
 
 class Examples:
     """Sequences of ids, kept as one array, and their labels; batches are padded to their longest sequence, or all
-    to the same length where `pad_to_max_length` is set.
+    to the same length where `pad_to_max_length` is set. `to` puts the array on an accelerator, which then makes the batches.
 
     Args:
         sequences: (S,) arrays of ids; two an example, one after the other, if `pair`. labels: (examples,).
@@ -40,20 +40,41 @@ class Examples:
         self.tokens = np.concatenate(sequences)
         self.labels, self.max_length, self.pair = torch.from_numpy(labels.astype(np.int64)), max_length, pair
         self.pad_to_max_length = False
+        self.resident: torch.Tensor | None = None  # the tokens on a device
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device | str) -> "Examples":
+        """The same with a copy of the tokens on a device: no batch waits for the host's memory. Labels stay where they are."""
+        other = copy.copy(self)
+        other.resident = torch.from_numpy(self.tokens).to(device)
+        return other
+
     def batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
-        """`input_ids` (B, S) or (B, 2, S) and `labels` (B,) of the examples of those numbers."""
+        """`input_ids` (B, S) or (B, 2, S), on the tokens' device, and `labels` (B,) of the examples of those numbers."""
         rows = (2 * chosen[:, None] + np.arange(2)).ravel() if self.pair else chosen
-        lengths = self.lengths[rows]
-        offsets = np.arange(self.max_length if self.pad_to_max_length else max(1, lengths.max()))
-        places = np.where(offsets < lengths[:, None], self.starts[rows, None] + offsets, 0)
-        ids = np.where(offsets < lengths[:, None], self.tokens[places], 0)
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        width = self.max_length if self.pad_to_max_length else max(1, lengths.max())
+        if self.resident is None:
+            ids = np.zeros((len(rows), width), np.int32)
+            for row, start, length in zip(
+                ids, starts.tolist(), lengths.tolist(), strict=True
+            ):  # 30 times faster than indexing
+                row[:length] = self.tokens[start : start + length]
+            ids = torch.from_numpy(ids)
+        else:
+            device = self.resident.device
+            places = torch.from_numpy(np.stack([starts, lengths]))[..., None]
+            if device.type == "cuda":  # else the copy would wait for all that the GPU has to do
+                places = places.pin_memory()
+            starts, lengths = places.to(device, non_blocking=True)
+            offsets = torch.arange(width, device=device)
+            real = offsets < lengths
+            ids = self.resident[torch.where(real, starts + offsets, 0)].int().masked_fill(~real, 0)
         if self.pair:
-            ids = ids.reshape(len(chosen), 2, -1)
-        return {"input_ids": torch.from_numpy(ids.astype(np.int32)), "labels": self.labels[chosen]}
+            ids = ids.unflatten(0, (-1, 2))
+        return {"input_ids": ids, "labels": self.labels[chosen]}
 
     def checksum(self) -> int:
         """A CRC-32 of all sequences and labels."""
@@ -62,7 +83,7 @@ class Examples:
 
     def shifted(self) -> "Examples":
         """The same with all ids one larger, so that none is padding."""
-        return self._with(self.tokens.astype(np.uint16) + np.uint16(1))
+        return self._with(self.tokens.astype(np.int16) + np.int16(1))
 
     def noisy(self, amplitude: float, seed: int) -> "Examples":
         """Grey values with uniform noise from -a to a added (Table 5), rounded and kept within 0..255."""
@@ -80,7 +101,7 @@ class Examples:
     def _with(self, tokens: np.ndarray) -> "Examples":
         """The same sequences of other tokens."""
         other = copy.copy(self)
-        other.tokens = tokens
+        other.tokens, other.resident = tokens, None
         return other
 
 
@@ -126,7 +147,7 @@ def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
                 for line in lines:
                     row = json.loads(line)
                     sequences.append(
-                        np.frombuffer(row["text"].encode("utf-8")[:max_length], np.uint8).astype(np.uint16) + 1
+                        np.frombuffer(row["text"].encode("utf-8")[:max_length], np.uint8).astype(np.int16) + 1
                     )
                     labels.append(row["label"])
         except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
@@ -203,7 +224,7 @@ def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
                         f"{file}, line {number}: not a label (0 or 1), two ids and two texts between tabs."
                     )
                 labels.append(int(float(fields[0])))
-                sequences += [np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + 1 for text in fields[3:]]
+                sequences += [np.frombuffer(text[:max_length], np.uint8).astype(np.int16) + 1 for text in fields[3:]]
         examples[split] = Examples(sequences, np.array(labels), max_length, pair=True)
     return examples
 
