@@ -8,9 +8,10 @@
     python scripts/run_lra.py --config configs/lra/image.yaml --data_dir path/to/lra --ablate --output_dir runs/lra-ablation
 
 A folder of the task's name lies in the data folder; scripts/prepare_lra.py makes those of ListOps and Pathfinder. Validation
-accuracy is measured once an epoch, test accuracy once, by the finished model. The examples lie on the accelerator. Seeds and learning rates may be several, and the
-same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and the learning curves, `curves.png`. A
-paper's figure stands in the table beside the settings it is for.
+accuracy is measured once an epoch, test accuracy once, by the finished model. Examples lie on the accelerator, unless
+--dataloader_num_workers prepare the batches. Seeds and learning rates may be several, and the same command goes on after a kill. The
+output folder gets `all_results.json`, `results.md` and the learning curves, `curves.png`. A paper's figure stands in the table beside
+the settings it is for.
 """
 
 import logging
