@@ -89,7 +89,7 @@ def lra_table(
     head = ["", "setting", "test accuracy"]
     head += [f"against {against}"] if against else []
     head += ["published"] if published else []
-    head += ["seeds", "validation accuracy"]
+    head += ["each seed", "validation accuracy"]
     if any("self_pretrained" in result for result in results.values()):
         head.append("test accuracy after self-pretraining")
     cells = [cell for result in results.values() for setting in result["settings"] for cell in setting["cells"]]
