@@ -55,6 +55,23 @@ class CopyArguments:
                 raise ValueError(f"mixer {name} has no causal form; softmax, linear, performer and fmm have.")
         if len(set(self.mixer)) < len(self.mixer):
             raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
+        CopyBatches(self.length, self.num_symbols, 1, 0, 1)
+
+    def config(self, mixer: str) -> LraConfig:
+        """The encoder around a mixer's causal form."""
+        name, own = named_settings(mixer)
+        return LraConfig(
+            mixer=name,
+            mixer_settings=own | {"causal": True},
+            vocab_size=self.num_symbols + 2,
+            max_position_embeddings=self.length,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -62,21 +79,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     arguments, grid = parse_arguments((CopyArguments, GridConfig), argv, __doc__)
     if grid.max_train_steps is None:
         raise ValueError("Words are drawn without end: give --max_train_steps.")
+    for text in arguments.mixer:  # a wrong setting is known before anything is written
+        LraForMaskedLM(arguments.config(text))
     top, results = Path(grid.output_dir), {}
     for text in arguments.mixer:
-        name, own = named_settings(text)
-        config = LraConfig(
-            mixer=name,
-            mixer_settings=own | {"causal": True},
-            vocab_size=arguments.num_symbols + 2,
-            max_position_embeddings=arguments.length,
-            hidden_size=arguments.hidden_size,
-            intermediate_size=arguments.intermediate_size,
-            num_hidden_layers=arguments.num_hidden_layers,
-            num_attention_heads=arguments.num_attention_heads,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
+        config = arguments.config(text)
 
         def train_cell(cell: TrainingConfig, config: LraConfig = config) -> TrainingResult:
             set_seed(cell.seed)

@@ -26,7 +26,7 @@ class CopyBatches:
         length: S, even. num_symbols: C. batch_size: B. seed: of all words. steps: what to call an epoch.
 
     Raises:
-        ValueError: S is odd or has no room for a word.
+        ValueError: S is odd or has no room for a word; there are no symbols.
     """
 
     def __init__(self, length: int, num_symbols: int, batch_size: int, seed: int, steps: int):
@@ -34,6 +34,8 @@ class CopyBatches:
             raise ValueError(
                 f"length = {length}: two separators and a word twice take an even number of tokens, 4 at least."
             )
+        if num_symbols < 1:
+            raise ValueError(f"num_symbols = {num_symbols}: give at least 1.")
         self.length, self.num_symbols, self.batch_size = length, num_symbols, batch_size
         self.seed, self.steps = seed, steps
 
