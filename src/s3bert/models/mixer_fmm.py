@@ -94,13 +94,10 @@ class FmmAttention(HeadAttention):
         counts = _with_neighbours(F.pad(counts, (0, pad))[:, None, :, None], chunk, before, after)[..., 0]
         query, key, value = (F.pad(states, (0, 0, 0, pad)) for states in (query, key, value))
         keys, values = (_with_neighbours(states, chunk, before, after) for states in (key, value))
-        scores = (
-            query.unflatten(2, (-1, chunk)) @ keys.transpose(3, 4) / self.head_size**0.5
-        )  # (B, h, blocks, chunk, chunk + ...)
-        offsets = (
-            torch.arange(chunk + before + after, device=query.device)
-            - torch.arange(chunk, device=query.device)[:, None]
-        )
+        # (B, h, blocks, chunk, before + chunk + after); entry (i, j) is of the neighbour j - i - before places away.
+        scores = query.unflatten(2, (-1, chunk)) @ keys.transpose(3, 4) / self.head_size**0.5
+        rows, columns = (torch.arange(size, device=query.device) for size in scores.shape[3:])
+        offsets = columns - rows[:, None]
         # A token may always read itself, so that padding, zeroed afterwards, is never a softmax over nothing.
         admissible = (counts[:, :, :, None] & (offsets >= 0) & (offsets <= before + after)) | (offsets == before)
         weights = scores.masked_fill(~admissible, torch.finfo(scores.dtype).min).softmax(4)

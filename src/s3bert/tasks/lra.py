@@ -58,9 +58,8 @@ class Examples:
         width = self.max_length if self.pad_to_max_length else max(1, lengths.max())
         if self.resident is None:
             ids = np.zeros((len(rows), width), np.int32)
-            for row, start, length in zip(
-                ids, starts.tolist(), lengths.tolist(), strict=True
-            ):  # 30 times faster than indexing
+            # Copied row by row: many times faster than one array of places.
+            for row, start, length in zip(ids, starts.tolist(), lengths.tolist(), strict=True):
                 row[:length] = self.tokens[start : start + length]
             ids = torch.from_numpy(ids)
         else:
