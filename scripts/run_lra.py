@@ -147,8 +147,10 @@ class LraArguments:
 
     @property
     def comparison(self) -> str:
-        """Of what: mixers, parts, noise, or one of VARIED."""
-        return "parts" if self.ablate else self.vary or ("noise" if self.noise else "mixers")
+        """Of what: parts, one of VARIED, noise, incoherence, or mixers."""
+        if self.ablate:
+            return "parts"
+        return self.vary or ("noise" if self.noise else "incoherence" if self.incoherence else "mixers")
 
     def published(self, arm: Arm) -> str:
         """What the papers give for an arm; nothing where none of them does."""
