@@ -90,6 +90,9 @@ class LraArguments:
         help="pad all batches to that length: one shape, for --torch_compile", default=False
     )
     zero_is_padding: bool = HfArg(help="black pixels count as padding, as in the released programs", default=True)
+    group_by_length: bool = HfArg(
+        help="batches of sequences of similar length, so that little is padded", default=False
+    )
     max_train_samples: int | None = HfArg(help="train on the first examples only", default=None)
     max_eval_samples: int | None = HfArg(help="evaluate on the first examples only", default=None)
     ablate: bool = HfArg(help="S3 whole and without each of its four parts (Table 7)", default=False)
@@ -201,14 +204,15 @@ class Evaluation:
 
     def __init__(self, examples: Examples, batch_size: int):
         self.examples, self.batch_size = examples, batch_size
+        self.order = np.argsort(examples.lengths, kind="stable")  # little is padded
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
         starts = range(0, len(self.examples), self.batch_size)
         for start, counts in own_share(starts, accelerator):
-            chosen = torch.arange(start, min(start + self.batch_size, len(self.examples))).numpy()
-            batch = {name: part.to(accelerator.device) for name, part in self.examples.batch(chosen).items()}
+            chosen = self.examples.batch(self.order[start : start + self.batch_size])
+            batch = {name: part.to(accelerator.device) for name, part in chosen.items()}
             logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
             if counts:
                 loss = F.cross_entropy(logits, labels, reduction="sum")
@@ -256,7 +260,7 @@ def run_arm(
             model = LraForSequenceClassification(config)
         sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))["input_ids"]
         probes = {"instability_before": instability(model.eval(), sample)} if arguments.instability else {}
-        batches = ShuffledBatches(at_hand["train"], cell.global_batch_size(), cell.seed)
+        batches = ShuffledBatches(at_hand["train"], cell.global_batch_size(), cell.seed, arguments.group_by_length)
         validation = Evaluation(at_hand["validation"], cell.per_device_eval_batch_size)
         cell = replace(cell, save_steps=cell.save_steps or len(batches))
         result = train(model, batches, cell, validation)
@@ -273,6 +277,8 @@ def run_arm(
     identity = {"task": arguments.task_name, "rows": rows, "noise": arm.noise, "model": model}
     identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": arguments.zero_is_padding}
     identity |= {"crc32": checksums, "incoherence": arguments.incoherence, "instability": arguments.instability}
+    if arguments.group_by_length:
+        identity["group_by_length"] = True
     return run_grid(grid, identity, train_cell)
 
 

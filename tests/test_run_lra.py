@@ -102,9 +102,9 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
         ("text", ["--max_seq_length", "12"]),
         ("image", ["--max_seq_length", "4", "--noise", "0", "8"]),
         ("pathfinder", []),
-        ("text", ["--max_seq_length", "12", "--mixer", "linear", "softmax:causal=true"]),
+        ("text", ["--max_seq_length", "12", "--mixer", "linear", "softmax:causal=true", "--group_by_length"]),
         ("image", ["--max_seq_length", "4", "--zero_is_padding", "false"]),
-        ("retrieval", ["--max_seq_length", "8", "--vary", "r", "--values", "2", "8"]),
+        ("retrieval", ["--max_seq_length", "8", "--vary", "r", "--values", "2", "8", "--group_by_length"]),
     ],
 )
 def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):

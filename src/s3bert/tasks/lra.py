@@ -35,8 +35,8 @@ class Examples:
 
     def __init__(self, sequences: list[np.ndarray], labels: np.ndarray, max_length: int, pair: bool = False):
         sequences = [sequence[:max_length] for sequence in sequences]
-        self.lengths = np.array([len(sequence) for sequence in sequences])
-        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.row_lengths = np.array([len(sequence) for sequence in sequences])
+        self.starts = np.cumsum(self.row_lengths) - self.row_lengths
         self.tokens = np.concatenate(sequences)
         self.labels, self.max_length, self.pair = torch.from_numpy(labels.astype(np.int64)), max_length, pair
         self.pad_to_max_length = False
@@ -44,6 +44,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example; of a pair, its longer one's."""
+        return self.row_lengths.reshape(len(self), -1).max(1)
 
     def to(self, device: torch.device | str) -> "Examples":
         """The same with a copy of the tokens on a device: no batch waits for the host's memory. Labels stay where they are."""
@@ -54,7 +59,7 @@ class Examples:
     def batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
         """`input_ids` (B, S) or (B, 2, S), on the tokens' device, and `labels` (B,) of the examples of those numbers."""
         rows = (2 * chosen[:, None] + np.arange(2)).ravel() if self.pair else chosen
-        starts, lengths = self.starts[rows], self.lengths[rows]
+        starts, lengths = self.starts[rows], self.row_lengths[rows]
         width = self.max_length if self.pad_to_max_length else max(1, lengths.max())
         if self.resident is None:
             ids = np.zeros((len(rows), width), np.int32)
@@ -77,7 +82,7 @@ class Examples:
 
     def checksum(self) -> int:
         """A CRC-32 of all sequences and labels."""
-        parts = (self.tokens, self.lengths, self.labels.numpy())
+        parts = (self.tokens, self.row_lengths, self.labels.numpy())
         return functools.reduce(lambda before, part: zlib.crc32(np.ascontiguousarray(part), before), parts, 0)
 
     def shifted(self) -> "Examples":
@@ -94,7 +99,7 @@ class Examples:
         if count is None or count >= len(self):
             return self
         rows = range(2 * count if self.pair else count)
-        sequences = [self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]] for i in rows]
+        sequences = [self.tokens[self.starts[i] : self.starts[i] + self.row_lengths[i]] for i in rows]
         return Examples(sequences, self.labels[:count].numpy(), self.max_length, self.pair)
 
     def _with(self, tokens: np.ndarray) -> "Examples":
