@@ -1,44 +1,7 @@
-"""Speed and peak memory against length: S3BERT in each of its forms beside other encoders of the same size.
+"""Speed and peak memory against length: S3BERT in each of its forms beside other encoders of the same size. See `s3bert.commands.benchmark`."""
 
-    python scripts/benchmark.py --config configs/benchmark/cpu.yaml --output_dir runs/benchmark
-    python scripts/benchmark.py --models s3bert bert --lengths 512 4096 --dtype bfloat16 --device cuda --torch_compile
-
-Encoders only, as many tokens in every batch. Speeds are measured side by side, round by round, and told as medians with
-quartiles; each memory figure comes from a fresh process. The output folder gets `results.json` (the seconds of every
-round), `results.md` (tables) and `speed.png`; with `--profile` also a `profile-<model>.md` for each model. The same call
-again goes on where it was stopped; a call with more models, lengths or modes adds them.
-"""
-
-import logging
-from pathlib import Path
-from typing import Any
-
-from s3bert.benchmark import BenchmarkConfig, profile_model, run_benchmark
-from s3bert.config import parse_arguments, run_as_script, save_arguments
-from s3bert.files import write_text
-from s3bert.peers import EncoderSize, UnsuitableError
-from s3bert.speed_report import plot_speeds, speed_report
-
-
-logger = logging.getLogger(__name__)
-
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Runs the script; returns the content of `results.json`."""
-    size, config = parse_arguments((EncoderSize, BenchmarkConfig), argv, __doc__)
-    folder = Path(config.output_dir)
-    results = run_benchmark(size, config)
-    save_arguments(folder / "arguments.yaml", size, config)
-    report = speed_report(results)
-    write_text(folder / "results.md", report)
-    plot_speeds(folder / "speed.png", results)
-    print(f"\n{report}")
-    for name in config.models if config.profile else []:
-        try:
-            write_text(folder / f"profile-{name}.md", profile_model(name, size, config))
-        except UnsuitableError as error:
-            logger.warning("%s has no profile: %s", name, error)
-    return results
+from s3bert.arguments import run_as_script
+from s3bert.commands.benchmark import main
 
 
 if __name__ == "__main__":

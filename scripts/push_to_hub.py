@@ -1,59 +1,7 @@
-"""Publishes the folder of a finished run, with its model card, on the Hub.
+"""Publishes the folder of a finished run, with its model card, on the Hub. See `s3bert.commands.push_to_hub`."""
 
-    python scripts/push_to_hub.py --folder runs/base --dry_run           # checks everything, needs no network
-    python scripts/push_to_hub.py --folder runs/base --hub_model_id me/s3bert-base
-    python scripts/push_to_hub.py --folder runs/table3/pretrained/s3bert --card runs/table3/report/s3bert.md --dry_run
-
-The folder has to be one that others can use: whole and finite weights, tokenizer, modelling code, and a card whose metadata
-the Hub reads. What a run keeps for itself (checkpoints, corpus, cells of a grid, hidden files) stays at home.
-"""
-
-from dataclasses import dataclass
-from pathlib import Path
-
-from transformers.hf_argparser import HfArg
-
-from s3bert.config import parse_arguments, run_as_script
-from s3bert.hub import adopt_card, files_to_push, problems, push_folder
-
-
-@dataclass
-class PushArguments:
-    """What to publish, and where."""
-
-    folder: str = HfArg(help="folder of a finished run")
-    hub_model_id: str | None = HfArg(
-        help="repository; by default the folder's name in your own space, created when it is not there", default=None
-    )
-    card: str | None = HfArg(
-        help="a model card (Markdown) that becomes the folder's README.md, with the pictures it shows", default=None
-    )
-    dry_run: bool = HfArg(help="check the folder and list what would be uploaded, and stop there", default=False)
-
-
-def main(argv: list[str] | None = None) -> str | None:
-    """Runs the script; returns the repository's id, None after a dry run.
-
-    Raises:
-        ValueError: the folder is not fit to be published; the message lists why.
-    """
-    (arguments,) = parse_arguments((PushArguments,), argv, __doc__)
-    folder, card = Path(arguments.folder), Path(arguments.card) if arguments.card else None
-    if found := problems(folder, card):
-        raise ValueError(f"{folder} is not fit to be published:\n" + "\n".join(f"- {problem}" for problem in found))
-    if card and not arguments.dry_run:
-        adopt_card(card, folder)
-    files = files_to_push(folder)
-    for file in files:
-        print(f"{file.stat().st_size:>14,}  {file.relative_to(folder)}")
-    print(f"{sum(file.stat().st_size for file in files):>14,}  bytes in {len(files)} files")
-    if arguments.dry_run:
-        if card:
-            print(f"{card} would become README.md, with the pictures it shows.")
-        return None
-    repository = push_folder(folder, arguments.hub_model_id)
-    print(f"https://huggingface.co/{repository}")
-    return repository
+from s3bert.arguments import run_as_script
+from s3bert.commands.push_to_hub import main
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import json
 
-import pretrain_mlm
 import pytest
 import torch
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert.commands import pretrain_mlm
 
 
 pytestmark = [

@@ -1,8 +1,8 @@
-"""Files that are whole or not there: written aside first, so that a kill or a full disk leaves what stood there before."""
+"""Files written atomically: aside first, so that a kill or a full disk leaves what was there before; and Markdown tables."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,3 +29,9 @@ def write_text(file: Path, text: str) -> None:
 def file_name(label: str) -> str:
     """A label with settings, "s3bert:smoother_norm=layer", as a name that every file system takes."""
     return re.sub(r"[^\w.]+", "-", label).strip("-")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of a head and rows of the same length, without a line's end."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -92,8 +92,8 @@ def test_an_exported_program_equals_eager_at_every_batch_size_and_length(head, m
 def test_a_lengthened_model_of_an_odd_length_exports(build_model, monkeypatch):
     model = build_model(fourier_impl="matmul", num_hidden_layers=1)
     model.resize_position_embeddings(23)
-    monkeypatch.setattr("test_export.LENGTH", 23)
-    monkeypatch.setattr("test_export.SIZES", [(1, 1), (2, 22), (1, 23)])
+    monkeypatch.setitem(globals(), "LENGTH", 23)
+    monkeypatch.setitem(globals(), "SIZES", [(1, 1), (2, 22), (1, 23)])
     module = export(model, masked=True).module()
     assert_equal_to_eager(lambda inputs: module(**inputs).to_tuple(), model, masked=True)
 

@@ -17,9 +17,9 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from transformers import BertTokenizer
 
+from s3bert.data.shuffled import ShuffledBatches
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, GlueMetric, MissingSplitError, average, load_task, shortfall, summary
 from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
-from s3bert.tasks.shuffled import ShuffledBatches
 
 
 WORDS = [f"w{i}" for i in range(40)]

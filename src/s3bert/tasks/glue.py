@@ -17,10 +17,9 @@ import evaluate
 import numpy as np
 from datasets import Dataset
 
-from ..files import replacing
-from ..markdown import table
-from .sources import load_source, parse_sources
-from .synthetic import synthetic_acceptability
+from s3bert.data.sources import load_source, parse_sources
+from s3bert.data.synthetic import synthetic_acceptability
+from s3bert.files import replacing, table
 
 
 logger = logging.getLogger(__name__)

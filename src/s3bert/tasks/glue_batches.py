@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from ..files import write_text
+from s3bert.files import write_text
+
 from .evaluation import own_share
 from .glue import GLUE_TASKS, GlueMetric, GlueTask
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..files import replacing
+from s3bert.files import replacing
 
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")

@@ -17,11 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import nn
 
+from s3bert.data.shuffled import ShuffledBatches
+
+from .evaluation import own_share
 from .listops import read_listops
 from .mlm import Masking
 from .pathfinder_files import read_pathfinder
-from .shuffled import ShuffledBatches
 
 
 class Examples:
@@ -258,3 +263,25 @@ class MaskedLraBatches(ShuffledBatches):
         ids = super().__getitem__(step)["input_ids"].flatten(0, -2)  # (B, S)
         batch = self.masking(ids.numpy(), np.random.default_rng([self.seed, step, 1]))
         return batch | {"attention_mask": ids != 0}  # of the ids before: a random one may be padding's
+
+
+class LraEvaluation:
+    """Loss and accuracy on all examples of a split, for `training.train` to call; accuracy is the `score`, too."""
+
+    def __init__(self, examples: Examples, batch_size: int):
+        self.examples, self.batch_size = examples, batch_size
+        self.order = np.argsort(examples.lengths, kind="stable")  # little is padded
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
+        starts = range(0, len(self.examples), self.batch_size)
+        for start, counts in own_share(starts, accelerator):
+            chosen = self.examples.batch(self.order[start : start + self.batch_size])
+            batch = {name: part.to(accelerator.device) for name, part in chosen.items()}
+            logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
+            if counts:
+                loss = F.cross_entropy(logits, labels, reduction="sum")
+                sums += torch.stack([loss, (logits.argmax(1) == labels).sum()])
+        loss, right = (accelerator.reduce(sums, "sum") / len(self.examples)).tolist()
+        return {"loss": loss, "accuracy": right, "score": right}

@@ -12,9 +12,10 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from .blocks import Blocks
+from s3bert.data.blocks import Blocks
+from s3bert.data.streaming import StreamingCorpus
+
 from .evaluation import own_share
-from .streaming import StreamingCorpus
 
 
 class Masking:

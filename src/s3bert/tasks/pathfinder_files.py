@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..files import replacing, write_text
+from s3bert.files import replacing, write_text
+
 from .pathfinder import GENERATOR_VERSION, SIZE, draw_picture
 
 

@@ -1,0 +1,212 @@
+"""Encoders to compare with S3BERT, each at any size: same width, depth, vocabulary, activation, and feed-forward arithmetic.
+
+One line in `PEERS`, with a small function where a model has fields of its own, adds a model. Filters and position tables
+are as long as the sequences it is compared at, and some models change themselves at the first call: build one per length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    BigBirdModel,
+    FNetConfig,
+    FNetModel,
+    LongformerConfig,
+    LongformerModel,
+    ModernBertConfig,
+    ModernBertModel,
+    NystromformerConfig,
+    NystromformerModel,
+    PreTrainedModel,
+)
+from transformers.hf_argparser import HfArg
+
+from s3bert.models.configuration_lra import LraConfig
+from s3bert.models.configuration_ponet import PoNetConfig
+from s3bert.models.configuration_s3bert import S3BertConfig
+from s3bert.models.mixers import MIXERS
+from s3bert.models.modeling_lra import LraModel
+from s3bert.models.modeling_ponet import PoNetModel
+from s3bert.models.modeling_s3bert import S3BertModel
+
+
+_LANDMARKS = 64  # Nystromformer's
+_WINDOW = 512  # Longformer's
+_BLOCK = 64  # BigBird's
+
+
+class UnsuitableError(ValueError):
+    """A model that cannot be compared at this length; the message says why."""
+
+
+@dataclass
+class EncoderSize:
+    """What all compared encoders share."""
+
+    hidden_size: int = HfArg(help="width", default=256)
+    num_hidden_layers: int = HfArg(help="layers", default=4)
+    num_attention_heads: int = HfArg(help="heads", default=4)
+    intermediate_size: int = HfArg(help="width of the feed-forward", default=1024)
+    vocab_size: int = HfArg(help="word pieces; few, so that their table does not drown the rest", default=1024)
+    dropout: float = HfArg(help="rate of every dropout of a model", default=0.0)
+    num_segments: int = HfArg(help="S3BERT's r", default=8)
+    num_row_samples: int = HfArg(help="S3BERT's s1", default=8)
+    num_column_samples: int = HfArg(help="S3BERT's s2", default=8)
+    smoother_norm: Literal["batch", "layer"] = HfArg(help="S3BERT's norm in the smoother", default="batch")
+    dtype: Literal["float32", "bfloat16", "float16"] = HfArg(help="of weights and activations", default="float32")
+
+    def __post_init__(self):
+        for name in ("num_attention_heads", "num_segments"):
+            if getattr(self, name) < 1 or self.hidden_size % getattr(self, name):
+                raise ValueError(f"{name} = {getattr(self, name)} does not divide hidden_size = {self.hidden_size}.")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A way to build an encoder of a size for sequences of so many tokens, and what a reader of its figures must know."""
+
+    build: Callable[[EncoderSize, int], PreTrainedModel]
+    note: str = ""
+
+
+def build_peer(name: str, size: EncoderSize, length: int, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """The encoder `name` with new weights, without a pooler where that is a choice, for sequences of `length` tokens.
+
+    As in `from_pretrained` with a dtype, weights that a model wants in float32 stay so.
+
+    Raises:
+        UnsuitableError: it does not take such a length.
+    """
+    model = PEERS[name].build(size, length).to(device, getattr(torch, size.dtype))
+    float32 = tuple(model._keep_in_fp32_modules_strict or ())
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if any(part in key for part in float32):
+            tensor.data = tensor.data.float()
+    return model
+
+
+def _fields(size: EncoderSize, length: int) -> dict:
+    """The configuration fields that BERT and its relatives have in common."""
+    return {
+        "vocab_size": size.vocab_size,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.num_hidden_layers,
+        "num_attention_heads": size.num_attention_heads,
+        "intermediate_size": size.intermediate_size,
+        "hidden_act": "gelu",  # some have tanh formulas for it by default, which take several times as long
+        "max_position_embeddings": length,
+        "hidden_dropout_prob": size.dropout,
+        "attention_probs_dropout_prob": size.dropout,
+        "pad_token_id": 0,
+    }
+
+
+def _s3bert(size: EncoderSize, length: int, **forms: str) -> PreTrainedModel:
+    config = S3BertConfig(
+        **_fields(size, length),
+        num_segments=size.num_segments,
+        num_row_samples=size.num_row_samples,
+        num_column_samples=size.num_column_samples,
+        smoother_norm=size.smoother_norm,
+        smoother_dropout_prob=size.dropout,
+        **forms,
+    )
+    return S3BertModel(config, add_pooling_layer=False)
+
+
+def _bert(size: EncoderSize, length: int, attention: str) -> PreTrainedModel:
+    config = BertConfig(**_fields(size, length), attn_implementation=attention)
+    return BertModel(config, add_pooling_layer=False)
+
+
+def _fnet(size: EncoderSize, length: int) -> PreTrainedModel:
+    fields = _fields(size, length)
+    del fields["num_attention_heads"], fields["attention_probs_dropout_prob"]
+    return FNetModel(FNetConfig(**fields), add_pooling_layer=False)
+
+
+def _nystromformer(size: EncoderSize, length: int) -> PreTrainedModel:
+    if length % _LANDMARKS:
+        raise UnsuitableError(f"Nystromformer takes multiples of its {_LANDMARKS} landmarks, not {length} tokens")
+    return NystromformerModel(
+        NystromformerConfig(**_fields(size, length), segment_means_seq_len=length, num_landmarks=_LANDMARKS)
+    )
+
+
+def _bigbird(size: EncoderSize, length: int) -> PreTrainedModel:
+    fields = _fields(size, length) | {"max_position_embeddings": -(-length // _BLOCK) * _BLOCK}
+    return BigBirdModel(
+        BigBirdConfig(**fields, attention_type="block_sparse", block_size=_BLOCK), add_pooling_layer=False
+    )
+
+
+def _longformer(size: EncoderSize, length: int) -> PreTrainedModel:
+    if length < _WINDOW:
+        raise UnsuitableError(f"Longformer pads {length} tokens to its window of {_WINDOW}")
+    padded = -(-length // _WINDOW) * _WINDOW
+    fields = _fields(size, length) | {"max_position_embeddings": padded + 1}  # position 0 is the padding's
+    return LongformerModel(LongformerConfig(**fields, attention_window=_WINDOW), add_pooling_layer=False)
+
+
+def _modernbert(size: EncoderSize, length: int) -> PreTrainedModel:
+    return ModernBertModel(
+        ModernBertConfig(
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.num_hidden_layers,
+            num_attention_heads=size.num_attention_heads,
+            intermediate_size=round(size.intermediate_size * 2 / 3),
+            max_position_embeddings=length,
+            attention_dropout=size.dropout,
+            embedding_dropout=size.dropout,
+            mlp_dropout=size.dropout,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            cls_token_id=1,
+            sep_token_id=2,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def _ponet(size: EncoderSize, length: int) -> PreTrainedModel:
+    config = PoNetConfig(**_fields(size, length), cls_token_id=None, sep_token_id=None)
+    return PoNetModel(config, add_pooling_layer=False)
+
+
+def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
+    """The Long Range Arena encoder around a mixer with its own settings, S3's those of the size."""
+    of_s3 = {name: getattr(size, name) for name in ("num_segments", "num_row_samples", "num_column_samples")}
+    of_s3 |= {"smoother_norm": size.smoother_norm, "smoother_dropout": size.dropout}
+    fields = {name: value for name, value in _fields(size, length).items() if name != "hidden_act"}
+    return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
+
+
+PEERS: dict[str, Peer] = {
+    "s3bert": Peer(_s3bert),
+    "s3bert-direct": Peer(partial(_s3bert, attention_form="direct", smoother_form="direct")),
+    "s3bert-short": Peer(partial(_s3bert, attention_form="low_rank", smoother_form="short")),
+    "s3bert-folded": Peer(partial(_s3bert, attention_form="low_rank", smoother_form="folded")),
+    "s3bert-skip_kv": Peer(partial(_s3bert, attention_form="skip_kv")),
+    "bert": Peer(partial(_bert, attention="sdpa")),
+    "bert-eager": Peer(partial(_bert, attention="eager")),
+    "fnet": Peer(_fnet, "takes no attention mask: padding is mixed in like tokens"),
+    "nystromformer": Peer(
+        _nystromformer, f"{_LANDMARKS} landmarks; Transformers' code fails on padding masks and on bfloat16"
+    ),
+    "bigbird": Peer(_bigbird, f"blocks of {_BLOCK}; Transformers gives it full attention up to 704 tokens"),
+    "longformer": Peer(_longformer, f"window {_WINDOW}, no global tokens; other lengths are padded to multiples of it"),
+    "modernbert": Peer(
+        _modernbert, "sdpa; its gated feed-forward is 2/3 as wide as the others', which makes the arithmetic equal"
+    ),
+    "ponet": Peer(_ponet, "a whole sequence is one segment: no token is taken for [CLS] or [SEP]"),
+}
+ENCODERS = tuple(PEERS)  # of text
+PEERS |= {f"lra-{mixer}": Peer(partial(_lra, mixer=mixer)) for mixer in MIXERS}

@@ -1,0 +1,198 @@
+"""The tables and the picture of a benchmark's `results.json`."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from s3bert.files import table
+from s3bert.plots import save, subplots
+
+from .encoders import PEERS
+from .results import Record
+
+
+_EXPONENT_FROM = 512  # tokens; under that the length-independent work hides how the time grows
+_NONE = "-"
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    first, median, third = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(first), float(median), float(third)
+
+
+def time_exponent(seconds_per_token: dict[int, float]) -> float | None:
+    """The power of the length that time per token grows with: least squares in log-log over lengths from 512 on.
+
+    Args:
+        seconds_per_token: by length. Returns None for fewer than two such lengths.
+    """
+    points = [(length, seconds) for length, seconds in seconds_per_token.items() if length >= _EXPONENT_FROM]
+    if len(points) < 2:
+        return None
+    lengths, seconds = np.log(np.array(points)).T
+    return float(np.polyfit(lengths, seconds, 1)[0])
+
+
+def seconds_per_token(record: Record) -> float:
+    """Median over the rounds, padding counted as tokens."""
+    return quartiles(record["seconds"])[1] / (record["batch_size"] * record["length"])
+
+
+def speed_report(results: Record) -> str:
+    """Markdown: conditions, then for each mode tokens/s, ratios to the baseline, memory, and the paper's Table 4 layout."""
+    sections = [f"# Speed and peak memory of encoders\n\n{_conditions(results)}"]
+    for mode in dict.fromkeys(record["mode"] for record in results["speed"]):
+        sections.append(_mode_section(mode, results))
+    notes = [
+        f"- {model}: {PEERS[model].note}."
+        for model in dict.fromkeys(record["model"] for record in results["speed"] if "seconds" in record)
+        if PEERS[model].note
+    ]
+    reasons = {}
+    for record in results["speed"] + results["memory"]:
+        if "empty" in record:
+            lengths = reasons.setdefault((record["model"], record["empty"]), [])
+            lengths += [record["length"]] if record["length"] not in lengths else []
+    notes += [
+        f"- {model}, no figure at {', '.join(map(str, lengths))}: {reason}."
+        for (model, reason), lengths in reasons.items()
+    ]
+    return "\n\n".join(sections + (["## Notes\n\n" + "\n".join(notes)] if notes else [])) + "\n"
+
+
+def _conditions(results: Record) -> str:
+    settings, machine = results["settings"], results["machine"]
+    batch = (
+        f"{settings['batch_size']} sequences a batch"
+        if settings["batch_size"]
+        else f"{settings['tokens_per_batch']:,} tokens a batch (one sequence at least)"
+    )
+    padding = (
+        f"{settings['padding']:.0%} of them padding, with a mask" if settings["padding"] else "no padding, no mask"
+    )
+    measured = {record["measured"] for record in results["memory"] if "measured" in record}
+    lines = [
+        f"{machine.get('accelerator', machine['processor'])}, {machine['num_threads']} threads on the CPU; "
+        f"torch {machine['torch']}, Transformers {machine['transformers']}, Python {machine['python']}, s3bert {machine['s3bert']}.",
+        f"Hidden size {settings['hidden_size']}, {settings['num_hidden_layers']} layers, {settings['num_attention_heads']} heads, "
+        f"feed-forward {settings['intermediate_size']}, vocabulary {settings['vocab_size']:,}, no head; S3BERT: r "
+        f"{settings['num_segments']}, s1 {settings['num_row_samples']}, s2 {settings['num_column_samples']}, "
+        f"smoother norm {settings['smoother_norm']}.",
+        f"{batch[0].upper()}{batch[1:]}, {padding}; dropout {settings['dropout']:g}; weights and activations in {settings['dtype']}; "
+        f"{'compiled' if settings['torch_compile'] else 'not compiled'}.",
+        f"Each round times every model, in random order, at least {settings['rounds']} rounds; medians over the rounds, with "
+        "quartiles. Padding counts as tokens.",
+    ]
+    if "accelerator" not in machine:
+        lines.append("Under glibc freed memory is kept for the next allocation while speed is measured.")
+    if measured:
+        lines.append(
+            "Memory: the peak of one step above the built model, each figure in a fresh process after a first step, so "
+            f"without kernels, their scratch memory and AdamW's state ({'; '.join(sorted(measured))})."
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _mode_section(mode: str, results: Record) -> str:
+    speed = {(r["model"], r["length"]): r for r in results["speed"] if r["mode"] == mode and "seconds" in r}
+    memory = {(r["model"], r["length"]): r for r in results["memory"] if r["mode"] == mode and "peak_bytes" in r}
+    models = list(dict.fromkeys(r["model"] for r in results["speed"] if (r["model"], r["length"]) in speed))
+    lengths = sorted({r["length"] for r in results["speed"] if r["mode"] == mode})
+
+    def part(title: str, columns: list[str], rows: dict[str, list[str]]) -> str:
+        lines = [[model, *row] for model, row in rows.items()]
+        return f"### {title}\n\n{table(['model', *columns], lines)}"
+
+    def cells(source: dict, model: str, text) -> list[str]:
+        return [text(source[model, length]) if (model, length) in source else _NONE for length in lengths]
+
+    def exponent(model: str) -> str:
+        value = time_exponent({length: seconds_per_token(r) for (name, length), r in speed.items() if name == model})
+        return _NONE if value is None else f"{round(value, 2) + 0.0:+.2f}"  # no -0.00
+
+    parts = [
+        part(
+            "Tokens per second, and half the distance of the quartiles",
+            [*map(str, lengths), "exponent of time per token, from 512"],
+            {model: [*cells(speed, model, _tokens_per_second), exponent(model)] for model in models},
+        ),
+        part(
+            f"Speed relative to {results['settings']['baseline']}, and quartiles",
+            [*map(str, lengths)],
+            {model: cells(speed, model, _relative) for model in models},
+        ),
+    ]
+    steps = {model: cells(speed, model, lambda r: f"{1 / quartiles(r['seconds'])[1]:.3g}") for model in models}
+    columns = [f"steps/s {length}" for length in lengths]
+    if memory:
+        mebibytes = {model: cells(memory, model, lambda r: f"{r['peak_bytes'] / 2**20:,.0f}") for model in models}
+        parts.append(part("Peak memory, MiB", [*map(str, lengths)], mebibytes))
+        mebibytes = {model: cells(memory, model, lambda r: f"{r['model_bytes'] / 2**20:,.0f}") for model in models}
+        title = "Weights and buffers, MiB (for inference S3BERT's hold folded filters)"
+        parts.append(part(title, [*map(str, lengths)], mebibytes))
+        columns += [f"GB {length}" for length in lengths]
+        steps = {m: row + cells(memory, m, lambda r: f"{r['peak_bytes'] / 1e9:.3g}") for m, row in steps.items()}
+    parts.append(part("Steps per second and peak memory (the layout of the paper's Table 4)", columns, steps))
+    return "\n\n".join([f"## {mode.replace('_', ' ').capitalize()}", *parts])
+
+
+def _tokens_per_second(record: Record) -> str:
+    first, median, third = quartiles(record["seconds"])
+    return f"{1 / seconds_per_token(record):,.0f} ±{(third - first) / 2 / median:.0%}"
+
+
+def _relative(record: Record) -> str:
+    if not record["relative"]:
+        return _NONE
+    first, median, third = quartiles(record["relative"])
+    return f"{median:.2f} ({first:.2f}-{third:.2f})"
+
+
+def plot_speeds(file: Path, results: Record) -> None:
+    """Draws tokens/s and peak memory against length, a row of panels for each mode and a line for each model."""
+    modes = list(dict.fromkeys(record["mode"] for record in results["speed"]))
+    drawn = {
+        "tokens/s": [(r, 1 / seconds_per_token(r)) for r in results["speed"] if "seconds" in r],
+        "peak memory of a step (MiB)": [(r, r["peak_bytes"] / 2**20) for r in results["memory"] if "peak_bytes" in r],
+    }
+    drawn = {label: points for label, points in drawn.items() if points}
+    models = list(dict.fromkeys(r["model"] for points in drawn.values() for r, _ in points))
+    size = (6.5 * len(drawn) + 2, 4.2 * len(modes))
+    figure, panels = subplots(len(modes), len(drawn), figsize=size, squeeze=False)
+    for mode, row in zip(modes, panels, strict=True):
+        for (label, points), axes in zip(drawn.items(), row, strict=True):
+            for model in models:
+                line = sorted((r["length"], y) for r, y in points if (r["model"], r["mode"]) == (model, mode))
+                axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
+            lengths = sorted({r["length"] for r, _ in points if r["mode"] == mode})
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_xticks(lengths, map(str, lengths))
+            axes.set(xlabel="tokens of a sequence", ylabel=label, title=mode.replace("_", " "))
+            axes.grid(alpha=0.3, which="both")
+    handles = {}
+    for axes in panels.flat:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    save(figure, file)
+
+
+def _line_style(model: str, models: list[str]) -> dict:
+    """S3BERT thick and in front; its forms in its colour, dashed; a colour and a marker for each of the others, dashed from the
+    ninth on."""
+    if model == "s3bert":
+        return {"color": "crimson", "linewidth": 3, "marker": "o", "zorder": 3}
+    if model.startswith("s3bert"):
+        forms = [name for name in models if name.startswith("s3bert-")]
+        dashes = [":", "--", "-.", (0, (5, 1, 1, 1, 1, 1))][forms.index(model) % 4]
+        return {"color": "crimson", "linewidth": 1.2, "linestyle": dashes}
+    others = [name for name in models if not name.startswith("s3bert")]
+    i = others.index(model)
+    colours = ["black", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:cyan", "tab:olive"]
+    style = {"linestyle": "-" if i < len(colours) else "--", "linewidth": 1.4, "markersize": 5}
+    return {"color": colours[i % len(colours)], "marker": "sv^DPX*<"[i % 8]} | style

@@ -1,0 +1,290 @@
+"""Speed and peak memory of encoders side by side, over lengths and modes; every finished cell is kept on disk.
+
+A cell is one model at one length in one mode. The speeds of a length and mode are measured together, round by round in one
+process; each memory figure comes from a process of its own. `results.json` is rewritten after each, so a run that was
+stopped goes on with the cells that are missing, and more models, lengths and modes asked for later are just more cells.
+"""
+
+import logging
+import signal
+import sys
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import PreTrainedModel
+from transformers.hf_argparser import HfArg
+
+from s3bert.arguments import close_match
+from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
+
+from .encoders import ENCODERS, PEERS, EncoderSize, UnsuitableError, build_peer
+from .measure import Mode, interleaved_seconds, make_step
+from .profiling import profile_step
+from .results import Record, SpeedResults
+
+
+logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = "out of memory"
+# What may be asked for in another call on the same folder.
+_FREE = {"models", "lengths", "modes", "memory", "profile", "output_dir"}
+
+
+@dataclass
+class BenchmarkConfig:
+    """What is measured, on which batches and how often."""
+
+    models: list[str] = HfArg(
+        help="names; a wrong one lists them. By default all but lra-*, the mixers in Long Range Arena's encoder",
+        default_factory=lambda: list(ENCODERS),
+    )
+    lengths: list[int] = HfArg(help="tokens of a sequence", default_factory=lambda: [128, 512, 2048])
+    modes: list[str] = HfArg(
+        help="inference: forward; training: forward and backward; training_step: with clipping and AdamW",
+        default_factory=lambda: ["inference", "training"],
+    )
+    baseline: str = HfArg(help="the model the others' speeds are divided by", default="bert")
+    tokens_per_batch: int = HfArg(help="sequences of a batch times their length; one sequence at least", default=4096)
+    batch_size: int | None = HfArg(help="sequences of a batch at every length, instead", default=None)
+    padding: float = HfArg(
+        help="share of padding in the batches, on the right of sequences of random lengths; 0: no mask at all",
+        default=0.0,
+    )
+    device: str = HfArg(help="cpu, cuda, ...", default="cpu")
+    torch_compile: bool = HfArg(help="compile the models", default=False)
+    num_threads: int | None = HfArg(help="threads on the CPU; torch's choice by default", default=None)
+    rounds: int = HfArg(help="timed calls of each model at each length, at least", default=10)
+    min_seconds: float = HfArg(help="timed seconds of each model at each length, at least", default=1.0)
+    profile: bool = HfArg(
+        help="write profile-<model>.md: where the time of a step goes, at the first length", default=False
+    )
+    memory: bool = HfArg(help="measure peak memory too, each figure in a process of its own", default=True)
+    seed: int = HfArg(help="of weights, batches and the order of the models", default=0)
+    output_dir: str = HfArg(help="folder of the results; a run goes on from what is there", default="runs/benchmark")
+
+    def __post_init__(self):
+        for name in (*self.models, self.baseline):
+            if name not in PEERS:
+                raise ValueError(f"There is no model {name!r} to measure.{close_match(name, PEERS)}")
+        for mode in self.modes:
+            if mode not in get_args(Mode):
+                raise ValueError(f"There is no mode {mode!r}.{close_match(mode, get_args(Mode))}")
+        for name in ("lengths", "tokens_per_batch", "batch_size", "num_threads", "rounds"):
+            values = getattr(self, name)
+            for value in values if isinstance(values, list) else [values]:
+                if value is not None and value < 1:
+                    raise ValueError(f"{name} = {value}: must be at least 1.")
+        if not 0 <= self.padding < 1:
+            raise ValueError(f"padding = {self.padding}: give a share of the batch, from 0 to under 1.")
+
+    def batch_size_at(self, length: int) -> int:
+        """Sequences in a batch of this length."""
+        return self.batch_size or max(1, self.tokens_per_batch // length)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model at one length in one mode, with all that decides its figure; it travels to the process that measures."""
+
+    model: str
+    length: int
+    mode: Mode
+    size: EncoderSize
+    config: BenchmarkConfig
+
+    @property
+    def key(self) -> tuple[str, int, Mode]:
+        """Model, length, mode."""
+        return self.model, self.length, self.mode
+
+    def record(self, **figures: Any) -> Record:
+        """An entry of `results.json`."""
+        batch_size = self.config.batch_size_at(self.length)
+        return {"model": self.model, "length": self.length, "mode": self.mode, "batch_size": batch_size, **figures}
+
+    def build(self) -> PreTrainedModel:
+        """A new model on the device.
+
+        Raises:
+            UnsuitableError: see `build_peer`.
+        """
+        torch.manual_seed(self.config.seed)
+        model = build_peer(self.model, self.size, self.length, self.config.device)
+        if self.mode == "inference" and hasattr(model, "fold_filters"):  # S3BERT's preparation for inference
+            model.eval().fold_filters(self.length)
+        if self.config.torch_compile:
+            model.compile(dynamic=False)
+        return model
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """Random `input_ids` (B, S) and, with padding, their `attention_mask`; id 0 is the padding's.
+
+        The sequences' lengths lie evenly around the mean that leaves the share `padding` of the batch unused.
+        """
+        batch_size, padding = self.config.batch_size_at(self.length), self.config.padding
+        generator = torch.Generator().manual_seed(self.config.seed)
+        ids = torch.randint(5, self.size.vocab_size, (batch_size, self.length), generator=generator)
+        batch = {"input_ids": ids}
+        if padding:
+            mean = (1 - padding) * self.length
+            reach = min(self.length - mean, mean - 1)
+            places = (2 * torch.randperm(batch_size, generator=generator) + 1) / batch_size - 1  # evenly in -1..1
+            mask = torch.arange(self.length) < (mean + reach * places).round()[:, None]
+            batch = {"input_ids": ids * mask, "attention_mask": mask.long()}
+        return {name: tensor.to(self.config.device) for name, tensor in batch.items()}
+
+
+def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
+    """Measures the cells that `results.json` in the output folder lacks, and returns its content.
+
+    Raises:
+        ValueError: there is no such device; the folder's figures were measured with other settings or on another machine.
+    """
+    _check_device(config.device)
+    _set_up_process(config)
+    keep_freed_memory()
+    settings = {name: value for name, value in (asdict(size) | asdict(config)).items() if name not in _FREE}
+    results = SpeedResults(Path(config.output_dir) / "results.json", settings, config.device)
+    groups = [
+        [Cell(model, length, mode, size, config) for model in dict.fromkeys(config.models)]
+        for length in config.lengths
+        for mode in config.modes
+    ]
+    with tqdm(total=sum(map(len, groups)) * (2 if config.memory else 1), unit="cell") as bar:
+        for cells in groups:
+            bar.set_description(f"speed, {cells[0].mode} at {cells[0].length}")
+            if missing := [cell for cell in cells if not results.find("speed", *cell.key)]:
+                results.add("speed", measure_speeds(missing))
+                release_memory()
+            bar.update(len(cells))
+        for cell in (cell for cells in groups for cell in cells if config.memory):
+            bar.set_description(f"memory, {cell.mode} at {cell.length}, {cell.model}")
+            if not results.find("memory", *cell.key):
+                empty = results.find("speed", *cell.key).get("empty", OUT_OF_MEMORY)
+                results.add("memory", [measure_memory(cell) if empty == OUT_OF_MEMORY else cell.record(empty=empty)])
+            bar.update()
+    return results.content
+
+
+def measure_speeds(cells: list[Cell]) -> list[Record]:
+    """Times cells of one length and mode side by side, and the baseline's beside them.
+
+    A record has the `seconds` of each round and, where the baseline runs, `relative`, the baseline's seconds over its
+    own in each round; or `empty`, why there are none.
+    """
+    config = cells[0].config
+    baseline = replace(cells[0], model=config.baseline)
+    if config.torch_compile:
+        torch.compiler.reset()  # what was compiled for other lengths
+    steps, empty = {}, {}
+    for cell in {cell.model: cell for cell in (baseline, *cells)}.values():
+        try:
+            step = make_step(cell.build(), cell.batch(), cell.mode)
+            step()
+            steps[cell.model] = step
+        except Exception as error:  # of whatever kind: the other models go on
+            empty[cell.model] = _reason(error)
+            if not isinstance(error, UnsuitableError):
+                logger.warning("%s at %d, %s: %s", *cell.key, empty[cell.model])
+    if not steps:
+        return [cell.record(empty=empty[cell.model]) for cell in cells]
+    seconds = interleaved_seconds(steps, torch.device(config.device), config.rounds, config.min_seconds, config.seed)
+    records = []
+    for cell in cells:
+        if cell.model in empty:
+            records.append(cell.record(empty=empty[cell.model]))
+            continue
+        own = seconds[cell.model]
+        relative = [other / mine for other, mine in zip(seconds.get(config.baseline, []), own)]
+        records.append(cell.record(seconds=own, relative=relative))
+    return records
+
+
+def measure_memory(cell: Cell) -> Record:
+    """Peak memory of a step, in a process of its own: a record with `peak_bytes`, or `empty`, why there is none."""
+    context = _fresh_processes()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_memory, args=(cell, sender))
+    process.start()
+    sender.close()
+    try:
+        record = receiver.recv()
+    except EOFError:  # it ended without a word; where memory runs out the kernel kills
+        process.join()
+        killed = process.exitcode == -signal.SIGKILL
+        record = cell.record(empty=OUT_OF_MEMORY if killed else f"its process ended with status {process.exitcode}")
+    process.join()
+    return record
+
+
+def _fresh_processes() -> BaseContext:
+    """Starts processes that have imported what they need and done nothing; by a fork server seconds sooner."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([name for name in sys.modules if name.startswith(f"{__package__}.")])
+    return context
+
+
+def _send_memory(cell: Cell, sender: Connection) -> None:
+    _set_up_process(cell.config)
+    try:
+        model = cell.build()
+        peak, measured = peak_memory(make_step(model, cell.batch(), cell.mode), torch.device(cell.config.device))
+    except Exception as error:
+        sender.send(cell.record(empty=_reason(error)))
+        return
+    model_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    sender.send(cell.record(peak_bytes=peak, model_bytes=model_bytes, measured=measured))
+
+
+def profile_model(model: str, size: EncoderSize, config: BenchmarkConfig) -> str:
+    """Markdown: where the time of a step goes, at the first length, in each mode; never compiled.
+
+    Raises:
+        UnsuitableError: see `build_peer`.
+    """
+    _set_up_process(config)
+    length, device = config.lengths[0], torch.device(config.device)
+    sections = [f"# {model} at {length} tokens, {config.batch_size_at(length)} sequences a batch\n"]
+    for mode in config.modes:
+        cell = Cell(model, length, mode, size, replace(config, torch_compile=False))
+        encoder = cell.build()
+        sections.append(f"## {mode}\n\n{profile_step(encoder, make_step(encoder, cell.batch(), mode), device)}")
+    return "\n".join(sections)
+
+
+def _reason(error: Exception) -> str:
+    """Why a cell is empty, in one line."""
+    if isinstance(error, UnsuitableError):
+        return str(error)
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
+        return OUT_OF_MEMORY
+    return f"{type(error).__name__}: {text}"
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        there = "cpu" if accelerator is None else f"cpu, {accelerator.type}"
+        raise ValueError(f"There is no device {name!r} here. There is: {there}.") from error
+
+
+def _set_up_process(config: BenchmarkConfig) -> None:
+    transformers.logging.set_verbosity_error()  # BigBird tells of its full attention again and again
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    if config.torch_compile:
+        # Dynamo counts all models as one function, and beyond its limit runs what is new uncompiled without a word.
+        torch._dynamo.config.recompile_limit = 4 * len(PEERS)
+        torch._dynamo.config.fail_on_recompile_limit_hit = True

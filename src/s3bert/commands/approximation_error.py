@@ -1,0 +1,75 @@
+"""How close linear attentions come to the matrix they stand for: spectral-norm error against sketch size and length.
+
+    python scripts/approximation_error.py --output_dir runs/approximation
+    python scripts/approximation_error.py --scale 0.5 --lengths 256 1024 --sizes 16 64 256 --output_dir runs/approximation-small
+
+The measurement of Skyformer's Figure 1 (Chen et al., NeurIPS 2021), on Gaussian queries and keys: |C' - C| / |C| in the spectral norm,
+C the matrix that values are multiplied by. Skyformer stands for Kernelized Attention's matrix, Nystromformer and Performer for softmax
+attention's. (Linformer's projections are learnt, so a drawn one approximates nothing.) The paper draws queries and keys from models; Gaussian ones, whose spectrum decays slowest, are the hard case.
+The output folder gets `all_results.json`, `results.md` and `errors.png`.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm.auto import tqdm
+from transformers.hf_argparser import HfArg
+
+from s3bert.analysis.approximation import APPROXIMATIONS, error_table, plot_errors, relative_error
+from s3bert.arguments import parse_arguments, run_as_script, save_arguments
+from s3bert.files import write_text
+
+
+@dataclass
+class ErrorArguments:
+    """Which matrices, of what size."""
+
+    output_dir: str = HfArg(help="folder of the results")
+    mixers: list[str] = HfArg(help="approximations to measure", default_factory=lambda: list(APPROXIMATIONS))
+    lengths: list[int] = HfArg(help="tokens of a sequence", default_factory=lambda: [256, 512, 1024])
+    sizes: list[int] = HfArg(help="landmarks or features", default_factory=lambda: [16, 32, 64, 128, 256])
+    head_size: int = HfArg(help="channels of a head", default=32)
+    scale: float = HfArg(help="standard deviation of queries and keys", default=1.0)
+    num_draws: int = HfArg(help="draws of queries, keys and sketches for each cell", default=5)
+    seed: int = HfArg(help="of the first draw", default=0)
+
+    def __post_init__(self):
+        if unknown := [name for name in self.mixers if name not in APPROXIMATIONS]:
+            raise ValueError(f"mixers: {unknown[0]} approximates no matrix; there is {', '.join(APPROXIMATIONS)}.")
+        for name in ("lengths", "sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 2:
+                raise ValueError(f"{name} = {getattr(self, name)}: give numbers of at least 2.")
+        if self.num_draws < 1:
+            raise ValueError(f"num_draws = {self.num_draws}: give at least 1.")
+
+
+def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
+    """Runs the script; returns the errors by approximation."""
+    (arguments,) = parse_arguments((ErrorArguments,), argv, __doc__)
+    cells = [(name, n, d) for name in arguments.mixers for n in arguments.lengths for d in arguments.sizes if d <= n]
+    errors: dict[str, list[dict]] = {name: [] for name in arguments.mixers}
+    for name, length, size in tqdm(cells, unit="cell", disable=None):
+        draws = [
+            relative_error(name, size, length, arguments.head_size, arguments.scale, arguments.seed + draw)
+            for draw in range(arguments.num_draws)
+        ]
+        errors[name].append({"length": length, "size": size, "errors": draws})
+    folder = Path(arguments.output_dir)
+    save_arguments(folder / "arguments.yaml", arguments)
+    title = "error of approximations"
+    description = (
+        f"|approximation - matrix| / |matrix| in the spectral norm, mean of {arguments.num_draws} draws of normal queries and keys "
+        f"of scale {arguments.scale:g} and size {arguments.head_size}, by sketch size."
+    )
+    text = error_table(errors)
+    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{text}\n")
+    plot_errors(folder / "errors.png", errors)
+    content = {"title": title, "description": description, **asdict(arguments), "errors": errors}
+    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+    print(text)
+    return errors
+
+
+if __name__ == "__main__":
+    run_as_script(main)

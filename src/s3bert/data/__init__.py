@@ -1,0 +1,1 @@
+"""Text as tokens: sources, corpora, blocks, batches of any table of rows."""

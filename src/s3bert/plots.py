@@ -1,0 +1,20 @@
+"""Plots without pyplot: no window, no global figure, and the caller's backend stays as it is."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from .files import replacing
+
+
+def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+    """A figure in inches and its axes, as `matplotlib.pyplot.subplots` gives them; `options` are those of `Figure.subplots`."""
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def save(figure: Figure, file: Path, dpi: int = 150) -> None:
+    """Writes a figure as a PNG, atomically."""
+    with replacing(file) as aside:
+        figure.savefig(aside, dpi=dpi, format="png")

@@ -1,0 +1,1 @@
+"""Tables, plots and model cards, made of results files."""

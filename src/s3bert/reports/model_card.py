@@ -1,0 +1,115 @@
+"""The model card of a run, with the run's own metrics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from s3bert.files import table, write_text
+
+
+@dataclass
+class Figure:
+    """One measured value: `metric` ("accuracy") is `value` on `split` of `dataset`, as the run's files hold it."""
+
+    task: str  # the Hub's name, "fill-mask" or "text-classification"
+    split: str
+    metric: str
+    value: float
+    dataset: str
+    config: str | None = None  # of the dataset, as "cola" of "nyu-mll/glue"
+    note: str = ""  # how the rows differ from the dataset's
+
+    @property
+    def dataset_in_words(self) -> str:
+        name = f"{self.dataset}, {self.config}" if self.config else self.dataset
+        return f"{name} ({self.note})" if self.note else name
+
+
+_LOAD = {
+    "fill-mask": """from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{folder}", trust_remote_code=True)
+print(fill(f"paris is the capital of {{fill.tokenizer.mask_token}}."))""",
+    "text-classification": """from transformers import pipeline
+
+classify = pipeline("text-classification", model="{folder}", trust_remote_code=True)
+print(classify("a sentence to classify"))""",
+}
+
+
+_TAGS = {"s3bert": ["s3bert", "s3attention"]}  # the model type by default
+
+
+_OWN_CODE = ("s3bert", "ponet")
+
+
+_USE_OF_OWN_CODE = (
+    "Where s3bert is installed, `import s3bert` does in place of `trust_remote_code`. Any padding is fine: what lies under "
+    "the attention mask has no influence on real tokens."
+)
+
+
+def write_model_card(
+    card: Path,
+    title: str,
+    model_type: str,
+    summary: str,
+    figures: list[Figure],
+    facts: Mapping[str, object],
+    command: str,
+    base_model: str | None = None,
+    picture: str | None = None,
+    more: str = "",
+) -> None:
+    """Writes a model card, the README.md of a repository.
+
+    Args:
+        card: the file. title: the model's name. model_type: as in its configuration. summary: a paragraph that says what was trained on what.
+        figures: the results to report; the first one's task is the pipeline tag.
+        facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
+        command: the command line that made the checkpoint.
+        base_model: the checkpoint it was finetuned from. picture: a PNG beside the card to show.
+        more: Markdown after the results.
+    """
+    task = figures[0].task if figures else "fill-mask"
+    results = [
+        EvalResult(
+            task_type=figure.task,
+            dataset_type=figure.dataset,
+            dataset_name=figure.dataset_in_words,
+            dataset_config=figure.config,
+            dataset_split=figure.split,
+            metric_type=figure.metric,
+            metric_value=figure.value,
+        )
+        for figure in figures
+    ]
+    data = ModelCardData(
+        license="apache-2.0",
+        language="en",
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=_TAGS.get(model_type, [model_type]),
+        model_name=title,
+        eval_results=results or None,
+        base_model=base_model,
+    )
+    measured = [[f"{f.dataset_in_words} ({f.split})", f.metric, f"{f.value:.4f}"] for f in figures]
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {title}",
+        summary,
+        "## Results",
+        table(["data", "metric", "value"], measured),
+        f"![losses]({picture})" if picture else "",
+        more,
+        "## Training",
+        table(["", ""], [[name, str(value)] for name, value in facts.items()]),
+        f"```sh\n{command}\n```",
+        "## Use",
+        f"```python\n{_LOAD[task].format(folder=title)}\n```",
+        _USE_OF_OWN_CODE if model_type in _OWN_CODE else "",
+    ]
+    write_text(card, "\n\n".join(section for section in sections if section) + "\n")

@@ -1,0 +1,469 @@
+"""The one training loop, on accelerate: exact accumulation, exact resume, and nothing about models or tasks.
+
+The data is a sequence of *global* batches, `batches[step]`, each a pure function of its step; the loop cuts it over
+processes and micro-batches. Dropout is drawn from a generator seeded by (seed, step, micro-batch, process). So the
+state of a run is its weights, its optimiser and a step number: a killed run goes on to the last digit (on CPU), and the
+number of processes may change between two resumes.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, PartialState
+from accelerate.utils import parse_flag_from_env, send_to_device
+from safetensors.torch import load_model
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers.hf_argparser import HfArg
+from transformers.trainer_pt_utils import get_parameter_names
+
+from .checkpoints import (
+    all_checkpoints,
+    find_checkpoint,
+    load_training_state,
+    publish,
+    rotate,
+    save_training_state,
+    written_aside,
+)
+from .flops import peak_flops, training_flops
+from .log import RunLog
+from .memory import keep_freed_memory
+from .micro_batches import Batches, MicroBatches, ahead, positions
+
+
+logger = logging.getLogger(__name__)
+
+# What the Trainer exempts from weight decay: biases and every norm, the smoother's and skeleton attention's included.
+_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+
+
+def process_state() -> PartialState:
+    """This process's place among those of the run; call it rather than `PartialState`, which takes processes without an
+    accelerator for separate runs unless told that they are meant to be on CPUs."""
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    return PartialState(cpu=on_cpu)
+
+
+@dataclass
+class TrainingConfig:
+    """How to train; the names are those of Transformers' Trainer and its scripts without one."""
+
+    output_dir: str = HfArg(help="folder of the run: log, checkpoints, and in the end the finished model")
+    seed: int = HfArg(help="seed of initial weights, data order, masking and dropout", default=42)
+    per_device_train_batch_size: int = HfArg(help="sequences of a micro-batch on one process", default=8)
+    per_device_eval_batch_size: int = HfArg(help="sequences of an evaluation batch on one process", default=8)
+    gradient_accumulation_steps: int = HfArg(help="micro-batches of an optimiser step on one process", default=1)
+    learning_rate: float = HfArg(help="AdamW's peak learning rate", default=5e-5)
+    weight_decay: float = HfArg(help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
+    adam_beta1: float = HfArg(help="AdamW's first moment decay", default=0.9)
+    adam_beta2: float = HfArg(help="AdamW's second moment decay", default=0.999)
+    adam_epsilon: float = HfArg(help="AdamW's denominator guard", default=1e-8)
+    max_grad_norm: float = HfArg(help="gradients are clipped to this global norm; 0 for no clipping", default=1.0)
+    lr_scheduler_type: str = HfArg(
+        help="linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear"
+    )
+    num_warmup_steps: int = HfArg(help="optimiser steps of linear warm-up", default=0)
+    max_train_steps: int | None = HfArg(help="optimiser steps in all; overrides num_train_epochs", default=None)
+    num_train_epochs: float = HfArg(help="passes over the training data", default=3.0)
+    logging_steps: int = HfArg(help="optimiser steps between two log records", default=10)
+    eval_steps: int | None = HfArg(help="optimiser steps between evaluations; once an epoch by default", default=None)
+    save_steps: int | None = HfArg(help="optimiser steps between checkpoints; by default at the end only", default=None)
+    save_total_limit: int = HfArg(help="checkpoints kept; 0 keeps all", default=2)
+    resume_from_checkpoint: str | None = HfArg(help="a checkpoint folder, or `latest` of output_dir", default=None)
+    mixed_precision: str | None = HfArg(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
+    torch_compile: bool = HfArg(help="compile the model (the first steps then take long)", default=False)
+    torch_compile_backend: str = HfArg(help="what compiles it, as in torch.compile", default="inductor")
+    activation_checkpointing: bool = HfArg(help="recompute activations in backward to save memory", default=False)
+    dataloader_num_workers: int = HfArg(help="processes that prepare batches ahead; 0 for a thread", default=0)
+    ddp_find_unused_parameters: bool = HfArg(help="for models with parameters a loss does not reach", default=False)
+    report_to: str = HfArg(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
+    early_stopping_patience: int = HfArg(help="evaluations without a better result before stopping; 0 never", default=0)
+    metric_for_best_model: str = HfArg(help="evaluation metric early stopping watches", default="loss")
+    greater_is_better: bool = HfArg(help="whether that metric should rise", default=False)
+    load_best_model_at_end: bool = HfArg(
+        help="end with the weights of the best evaluation by that metric, rather than the last", default=False
+    )
+
+    def __post_init__(self):
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+        if self.logging_steps < 1:
+            raise ValueError(f"logging_steps = {self.logging_steps}: must be at least 1.")
+
+    def global_batch_size(self) -> int:
+        """Sequences of one optimiser step, over all processes and micro-batches."""
+        processes = process_state().num_processes
+        return processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Optimiser steps of the whole run."""
+        return self.max_train_steps or max(1, math.ceil(self.num_train_epochs * steps_per_epoch))
+
+
+@dataclass
+class TrainingResult:
+    """How a run ended: its last step, the metrics of its last and best evaluation, and every log record."""
+
+    step: int
+    metrics: dict[str, float]
+    best_metrics: dict[str, float]
+    train_loss: float
+    seconds: float
+    history: list[dict[str, Any]]
+
+
+@dataclass
+class _Progress:
+    """What a checkpoint carries beside tensors. Times are of training alone, without evaluation and saving."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0  # over all steps
+    window_loss: float = 0.0  # since the last log record
+    window_steps: int = 0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    best_step: int = 0
+    evaluations_since_best: int = 0
+
+
+def train(
+    model: PreTrainedModel,
+    batches: Batches,
+    config: TrainingConfig,
+    evaluate: Callable[[nn.Module, Accelerator], dict[str, float]] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> TrainingResult:
+    """Trains `model` in place, logs, evaluates, saves checkpoints, and leaves the finished model in `output_dir`.
+
+    Args:
+        model: any model whose output has a `loss` that is a mean over labelled items. With gradient accumulation each
+            micro-batch's mean is weighted by its number of items, so that 4 x 4 sequences give the loss and gradient of
+            1 x 16. BatchNorm alone still sees micro-batches (summed over processes).
+        batches: global batches of `config.global_batch_size()` sequences.
+        evaluate: called on every process, model in evaluation mode; its metrics are logged as `eval_<name>`.
+        tokenizer: saved beside the model.
+
+    Raises:
+        ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run.
+        FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
+        OSError: a checkpoint could not be written; the earlier ones are whole.
+    """
+    return _Run(model, batches, config, evaluate, tokenizer).train()
+
+
+class _Run:
+    def __init__(self, model, batches, config, evaluate, tokenizer):
+        self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
+        self.output_dir = Path(config.output_dir)
+        process_state()
+        tracker = None if config.report_to == "none" else config.report_to
+        self.accelerator = Accelerator(
+            mixed_precision=config.mixed_precision,
+            log_with=tracker,
+            project_dir=config.output_dir,
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.ddp_find_unused_parameters)],
+        )
+        if config.load_best_model_at_end and self.accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("load_best_model_at_end: a sharded model cannot take back earlier weights; leave it out.")
+        if self.accelerator.device.type == "cpu":
+            keep_freed_memory()  # a quarter of a step's time, and more of an evaluation's
+        self.main = self.accelerator.is_main_process
+        self.total_steps = config.total_steps(len(batches))
+        self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
+        self.progress = _Progress()
+        self.checkpoint = self._checkpoint_to_resume()
+        states = self._load(model, self.checkpoint) if self.checkpoint else None
+
+        self.flops = self._flops_per_token(model)
+        if config.activation_checkpointing:
+            # transformers 5.17 knows only the older name.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        if config.torch_compile:
+            model.compile(backend=config.torch_compile_backend)
+        optimizer = self._optimizer(model)
+        self.plain_model = model
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.scheduler = get_scheduler(
+            config.lr_scheduler_type, self.optimizer.optimizer, config.num_warmup_steps, self.total_steps
+        )
+        if states is not None:
+            optimizer_state, scheduler_state, scaler_state = states
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(self.model, self.optimizer.optimizer, optimizer_state, options=options)
+            self.scheduler.load_state_dict(scheduler_state)
+            if scaler_state and self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(scaler_state)
+        self.log = RunLog(self.output_dir / "log.jsonl", self.progress.step, enabled=self.main)
+        if tracker:
+            settings = {"tensorboard": {"purge_step": self.progress.step + 1}} if tracker == "tensorboard" else {}
+            self.accelerator.init_trackers("logs", init_kwargs=settings)
+
+    def train(self) -> TrainingResult:
+        progress, config = self.progress, self.config
+        micro_batches = MicroBatches(
+            self.batches,
+            config.per_device_train_batch_size,
+            config.gradient_accumulation_steps,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.plain_model,
+        )
+        loader = DataLoader(
+            micro_batches,
+            # A run that had stopped early is not to go on when it is called again.
+            sampler=range(progress.step, progress.step if self._out_of_patience() else self.total_steps),
+            batch_size=None,
+            num_workers=config.dataloader_num_workers,
+        )
+        eval_steps = config.eval_steps or len(self.batches)
+        self.window = torch.zeros((), device=self.accelerator.device)
+        self.first_bad_step = torch.full((), -1, device=self.accelerator.device)
+        bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
+        self.model.train()
+        stopped, clock = False, time.perf_counter()
+        with contextlib.closing(ahead(loader, pin_memory=self.accelerator.device.type == "cuda")) as steps:
+            for parts, tokens in steps:
+                self._step(parts)
+                progress.step += 1
+                progress.tokens += tokens
+                progress.window_tokens += tokens
+                progress.window_steps += 1
+                bar.update()
+                last = progress.step == self.total_steps
+                evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
+                saves = last or (config.save_steps and progress.step % config.save_steps == 0)
+                logs = last or progress.step % config.logging_steps == 0
+                if logs or evaluates or saves:
+                    self._collect_losses()
+                    elapsed = time.perf_counter() - clock
+                    progress.seconds += elapsed
+                    progress.window_seconds += elapsed
+                    if logs:
+                        bar.set_postfix(self._log_training())
+                    if evaluates:
+                        stopped = self._evaluate()
+                    if saves or stopped or (evaluates and self._keeps_best() == progress.step):
+                        self._save_checkpoint()
+                    clock = time.perf_counter()
+                if stopped:
+                    break
+        bar.close()
+        for tracker in self.accelerator.trackers:  # not end_training(), which also ends the group of processes
+            tracker.finish()
+        best = self._keeps_best()
+        if best not in (0, progress.step):
+            self.checkpoint = self.output_dir / f"checkpoint-{best}"
+            load_model(self.plain_model, self.checkpoint / "model.safetensors")
+            progress.metrics = progress.best_metrics
+        if self.main:
+            publish(self.checkpoint, self.output_dir)
+        self.accelerator.wait_for_everyone()
+        return TrainingResult(
+            step=progress.step,
+            metrics=progress.metrics,
+            best_metrics=progress.best_metrics,
+            train_loss=progress.loss_sum / max(1, progress.step),
+            seconds=progress.seconds,
+            history=self.log.records,
+        )
+
+    def _step(self, parts: list[tuple[dict[str, torch.Tensor], float]]) -> None:
+        """Forward and backward over the micro-batches, then one optimiser step."""
+        accelerator, config = self.accelerator, self.config
+        loss_sum = torch.zeros((), device=accelerator.device)
+        for i, (batch, share) in enumerate(parts):
+            # Seeded afresh, dropout needs no generator state in a checkpoint and evaluations cannot disturb it.
+            words = np.random.SeedSequence([config.seed, self.progress.step, i, accelerator.process_index])
+            torch.manual_seed(int(words.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+            batch = send_to_device(batch, accelerator.device, non_blocking=True)
+            last = i == len(parts) - 1
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.model):
+                loss = self.model(**batch).loss
+                # Processes' gradients are averaged, and the shares add up to one over all of them.
+                accelerator.backward(loss * (share * accelerator.num_processes))
+            loss_sum += loss.detach() * share
+        bad = ~torch.isfinite(loss_sum)
+        if config.max_grad_norm:
+            self.grad_norm = accelerator.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+            if accelerator.scaler is None:  # fp16's scaler meets infinite gradients as a matter of course
+                bad = bad | ~torch.isfinite(torch.as_tensor(self.grad_norm, device=bad.device))
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        self.window += loss_sum
+        self.first_bad_step.masked_fill_(bad & (self.first_bad_step < 0), self.progress.step + 1)
+
+    def _collect_losses(self) -> None:
+        """Moves the losses since the last call from the devices to the progress; the only regular wait for a device."""
+        first_bad = int(self.first_bad_step)
+        if first_bad >= 0:
+            whole = all_checkpoints(self.output_dir)
+            raise FloatingPointError(
+                f"The loss or its gradient is not finite since step {first_bad}. Nothing was saved since; the last "
+                f"checkpoint is {whole[-1] if whole else 'none'}. Lower --learning_rate, lengthen --num_warmup_steps, or "
+                "use bf16 rather than fp16."
+            )
+        loss = self.accelerator.reduce(self.window, "sum").item()
+        self.progress.loss_sum += loss
+        self.progress.window_loss += loss
+        self.window.zero_()
+
+    def _log_training(self) -> dict[str, str]:
+        """Writes a log record of the steps since the last one; returns what the progress bar shows."""
+        progress = self.progress
+        speed = progress.window_tokens / max(progress.window_seconds, 1e-9)
+        record = {
+            "step": progress.step,
+            "epoch": progress.step / len(self.batches),
+            "loss": progress.window_loss / progress.window_steps,
+            "learning_rate": self.scheduler.get_last_lr()[0],
+            "tokens": progress.tokens,
+            "seconds": round(progress.seconds, 2),
+            "tokens_per_second": round(speed, 1),
+        }
+        if self.config.max_grad_norm:
+            record["grad_norm"] = float(self.grad_norm)
+        flops, peak = self.flops
+        record["mfu"] = round(flops * speed / peak, 4)
+        self._write(record)
+        progress.window_loss = progress.window_seconds = 0.0
+        progress.window_steps = progress.window_tokens = 0
+        return {"loss": f"{record['loss']:.4f}", "tokens/s": f"{speed:,.0f}", "mfu": f"{record['mfu']:.1%}"}
+
+    def _evaluate(self) -> bool:
+        """Runs and logs an evaluation; returns whether patience has run out."""
+        progress, config = self.progress, self.config
+        self.model.eval()
+        metrics = {name: float(value) for name, value in self.evaluate(self.model, self.accelerator).items()}
+        self.model.train()
+        self._write({"step": progress.step} | {f"eval_{name}": value for name, value in metrics.items()})
+        progress.metrics = metrics
+        watched = config.metric_for_best_model
+        if watched not in metrics:
+            raise ValueError(f"metric_for_best_model = {watched!r} is not among the metrics {', '.join(metrics)}.")
+        sign = 1 if config.greater_is_better else -1
+        if not progress.best_metrics or sign * metrics[watched] > sign * progress.best_metrics[watched]:
+            progress.best_metrics, progress.best_step = metrics, progress.step
+            progress.evaluations_since_best = 0
+        else:
+            progress.evaluations_since_best += 1
+        return self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.config.early_stopping_patience <= self.progress.evaluations_since_best
+
+    def _keeps_best(self) -> int:
+        """The step of the best evaluation so far, where the run is to end with its weights; 0 elsewhere."""
+        return self.progress.best_step if self.config.load_best_model_at_end else 0
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.log.write(record)
+        values = {name: value for name, value in record.items() if name != "step"}
+        self.accelerator.log(values, step=record["step"])
+
+    def _optimizer(self, model: nn.Module) -> torch.optim.AdamW:
+        config = self.config
+        decayed = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY))
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                groups[name in decayed].append(parameter)
+        return torch.optim.AdamW(
+            [
+                {"params": groups[True], "weight_decay": config.weight_decay},
+                {"params": groups[False], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"),
+        )
+
+    def _flops_per_token(self, model: nn.Module) -> tuple[float, float]:
+        """FLOPs of training on a token, and the peak of all processes' devices together.
+
+        Counted on a whole micro-batch, as its shape decides what a model computes; arithmetic on padding is nobody's token.
+        """
+        rows = self.config.per_device_train_batch_size
+        batch = {name: tensor[:rows] for name, tensor in self.batches[0].items()}
+        model.to(self.accelerator.device)
+        with self.accelerator.autocast():
+            flops = training_flops(model, send_to_device(batch, self.accelerator.device))
+        places = positions(batch)
+        peak, source = peak_flops(self.accelerator.device)
+        if self.main:
+            logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
+        return flops / places, peak * self.accelerator.num_processes
+
+    def _checkpoint_to_resume(self) -> Path | None:
+        config = self.config
+        if config.resume_from_checkpoint:
+            checkpoint = find_checkpoint(self.output_dir, config.resume_from_checkpoint)
+            if checkpoint is None:
+                logger.info("No checkpoint in %s yet: starting from the beginning.", self.output_dir)
+            return checkpoint
+        if existing := all_checkpoints(self.output_dir):
+            raise ValueError(
+                f"{self.output_dir} already holds {existing[-1].name}: pass --resume_from_checkpoint latest to go on from "
+                "it, or another --output_dir to start afresh."
+            )
+        return None
+
+    def _load(self, model: nn.Module, checkpoint: Path) -> tuple[dict, dict, dict]:
+        """Fills the model and the progress; returns the states of optimiser, schedule and loss scaler."""
+        optimizer_state, state = load_training_state(checkpoint)
+        for name, value in self.identity.items():
+            if state["identity"][name] != value:
+                raise ValueError(
+                    f"{checkpoint} was trained with {name} = {state['identity'][name]}, this run has {value}: its data "
+                    "would not go on where it stopped. Use the same, or start afresh in another --output_dir."
+                )
+        load_model(model, checkpoint / "model.safetensors")
+        self.progress = _Progress(**state["progress"])
+        logger.info("Resuming from %s: step %d of %d.", checkpoint, self.progress.step, self.total_steps)
+        return optimizer_state, state["scheduler"], state["scaler"]
+
+    def _save_checkpoint(self) -> None:
+        accelerator, progress = self.accelerator, self.progress
+        self.checkpoint = self.output_dir / f"checkpoint-{progress.step}"
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        optimizer_state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
+        # Tensors spread over processes are gathered; otherwise the model can save itself.
+        sharded = accelerator.distributed_type == DistributedType.FSDP
+        model_state = accelerator.get_state_dict(self.model) if sharded else None
+        if self.main:
+            scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else {}
+            state = {
+                "progress": progress.__dict__,
+                "identity": self.identity,
+                "scheduler": self.scheduler.state_dict(),
+                "scaler": scaler,
+            }
+            with written_aside(self.checkpoint) as aside:
+                self.plain_model.save_pretrained(aside, state_dict=model_state, max_shard_size="1TB")
+                if self.tokenizer is not None:
+                    self.tokenizer.save_pretrained(aside)
+                save_training_state(aside, optimizer_state, state)
+            rotate(self.output_dir, self.config.save_total_limit, kept=self._keeps_best())
+        accelerator.wait_for_everyone()

@@ -1,0 +1,274 @@
+"""The scripts end to end, on the synthetic corpus: what a run leaves behind, and what mistakes are told."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+from s3bert.arguments import parse_arguments
+from s3bert.commands import (
+    plot_losses,
+    prepare_corpus,
+    pretrain_mlm,
+    push_to_hub,
+    reproduce_table3,
+    run_copy_task,
+    run_forecasting,
+    run_glue,
+    run_lra,
+)
+from s3bert.reports.repository import adopt_card
+from s3bert.training.checkpoints import all_checkpoints
+
+
+ROOT = Path(__file__).parents[2]
+
+
+SIZE = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32,max_position_embeddings=32"
+SHORT = ["--max_train_steps", "4", "--per_device_train_batch_size", "4", "--eval_steps", "2", "--save_steps", "2"]
+SHORT += ["--max_eval_blocks", "8", "--logging_steps", "1", "--report_to", "none", "--learning_rate", "1e-3"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus") / "synthetic"
+    words = ["--vocab_size", "800", "--max_seq_length", "32", "--max_train_samples", "60"]
+    prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory):
+    """A finished run of a tiny S3BERT."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    pretrain(corpus, folder, "--model_type", "s3bert")
+    return folder
+
+
+def pretrain(corpus: Path, folder: Path, *words: str, size: str = SIZE):
+    overrides = ["--config_overrides", size] if size else []
+    return pretrain_mlm.main(["--dataset_name", str(corpus), "--output_dir", str(folder), *SHORT, *words, *overrides])
+
+
+def test_a_pretraining_run_leaves_a_complete_hub_repository(pretrained, corpus):
+    files = {path.name for path in pretrained.iterdir()}
+    expected = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    expected |= {"modeling_s3bert.py", "configuration_s3bert.py", "smoother.py"}
+    assert files >= expected | {"log.jsonl", "losses.png", "arguments.yaml", "all_results.json"}
+    assert not [path for path in pretrained.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+    results = json.loads((pretrained / "all_results.json").read_text())
+    assert results["train_steps"] == 4
+    assert results["train_tokens"] == 4 * 4 * 32
+    card = ModelCard.load(pretrained / "README.md")
+    (entry,) = [result for result in card.data.eval_results if result.metric_type == "loss"]
+    assert entry.metric_value == results["eval_loss"]
+    assert (pretrained / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+    tokenizer = AutoTokenizer.from_pretrained(pretrained)
+    assert tokenizer.model_max_length == 32
+    guesses = pipeline("fill-mask", model=str(pretrained))("the [MASK] was there .")
+    assert len(guesses) == 5
+    assert torch.isfinite(AutoModel.from_pretrained(pretrained)(**tokenizer("a word", return_tensors="pt"))[0]).all()
+
+
+def test_a_dry_run_of_publishing_lists_what_others_need_and_nothing_else(pretrained, capsys):
+    assert push_to_hub.main(["--folder", str(pretrained), "--dry_run"]) is None
+    listed = {line.split()[-1] for line in capsys.readouterr().out.splitlines()[:-1]}
+    assert listed >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+        "modeling_s3bert.py",
+        "heads.py",
+    }
+    assert not [name for name in listed if name.startswith(("checkpoint-", "corpus", "."))]
+    assert list(pretrained.glob("checkpoint-*")), "there was something to leave out"
+
+
+def test_a_card_of_its_own_is_published_with_the_pictures_it_shows(pretrained, tmp_path, capsys):
+    folder, report = tmp_path / "run", tmp_path / "report"
+    shutil.copytree(pretrained, folder)
+    (report / "pictures").mkdir(parents=True)
+    metadata = "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n"
+    (report / "card.md").write_text(metadata + "# A card\n\n![GLUE](pictures/glue.png)\n")
+    words = ["--folder", str(folder), "--card", str(report / "card.md"), "--dry_run"]
+    with pytest.raises(ValueError, match=r"card.md shows .*glue.png, which is not there"):
+        push_to_hub.main(words)
+    (report / "pictures" / "glue.png").write_bytes(b"\x89PNG")
+    push_to_hub.main(words)
+    assert "card.md would become README.md" in capsys.readouterr().out
+    assert (folder / "README.md").read_bytes() == (pretrained / "README.md").read_bytes(), "a dry run writes nothing"
+    adopt_card(report / "card.md", folder)
+    assert (folder / "glue.png").read_bytes() == b"\x89PNG"
+    assert (folder / "README.md").read_text().endswith("# A card\n\n![GLUE](glue.png)\n")
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+
+
+def overflow(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["cls.predictions.bias"][0] = float("inf")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json: name the folder of a finished run"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "No model.safetensors: the run is not finished"),
+        (cut, "model.safetensors is damaged"),
+        (overflow, "holds numbers that are not finite"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "No tokenizer"),
+        (
+            lambda folder: (folder / "modeling_s3bert.py").unlink(),
+            "No modeling_s3bert.py, which the configuration's auto_map",
+        ),
+        (lambda folder: (folder / "README.md").unlink(), "No README.md"),
+        (replace("README.md", "library_name", "library"), "the metadata has no library_name"),
+        (replace("README.md", "---\n", "---\n{"), "its metadata cannot be read"),
+        (lambda folder: (folder / "training_args.bin").write_bytes(b"x"), "training_args.bin: pickled files"),
+    ],
+)
+def test_a_folder_that_others_could_not_use_is_not_published(damage, message, pretrained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(pretrained, folder)
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        push_to_hub.main(["--folder", str(folder), "--dry_run"])
+
+
+def test_saved_arguments_repeat_a_run_to_the_last_digit(pretrained, tmp_path):
+    again = pretrain_mlm.main(["--config", str(pretrained / "arguments.yaml"), "--output_dir", str(tmp_path)])
+    first = json.loads((pretrained / "all_results.json").read_text())
+    assert again.metrics["loss"] == first["eval_loss"]
+
+
+@pytest.mark.parametrize("model_type", ["bert", "fnet", "ponet"])
+def test_any_masked_lm_model_trains_on_the_same_batches(model_type, corpus, pretrained, tmp_path):
+    size = SIZE.replace("num_attention_heads=2,", "") if model_type == "fnet" else SIZE
+    result = pretrain(corpus, tmp_path / model_type, "--model_type", model_type, size=size)
+    assert result.step == 4
+    plot_losses.main([str(tmp_path / "both.png"), str(pretrained), str(tmp_path / model_type)])
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+
+
+def test_pretraining_goes_on_from_a_finished_model(corpus, pretrained, tmp_path):
+    result = pretrain(corpus, tmp_path, "--model_name_or_path", str(pretrained), size="")
+    first = json.loads((pretrained / "all_results.json").read_text())["eval_loss"]
+    assert result.metrics["loss"] < first
+
+
+def test_a_streamed_corpus_trains_and_resumes_to_the_last_digit(tmp_path):
+    words = [
+        "--vocab_size",
+        "800",
+        "--max_seq_length",
+        "32",
+        "--streaming",
+        "--model_type",
+        "s3bert",
+        "--save_total_limit",
+        "0",
+    ]
+    text = ROOT / "README.md"
+    source = tmp_path / "train.txt"
+    source.write_text("\n".join(line for line in text.read_text().splitlines() if line.strip()) * 3)
+    words += ["--max_eval_samples", "40"]
+    whole = pretrain(source, tmp_path / "run", *words)
+    last = all_checkpoints(tmp_path / "run")[-1]
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    resumed = pretrain(source, tmp_path / "run", *words, "--resume_from_checkpoint", "latest")
+    assert [record.get("loss") for record in resumed.history] == [record.get("loss") for record in whole.history]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model_type", "s3brt"], "Unknown --model_type s3brt. Did you mean s3bert"),
+        ([], "Give exactly one of --model_name_or_path, --config_name, --model_type"),
+        (["--model_type", "s3bert", "--config_overrides", "num_segmentz=4"], "has no 'num_segmentz'. Did you mean num_segments"),
+        (["--model_type", "s3bert", "--config_overrides", "max_position_embeddings=16"], "blocks of 32 tokens, the model takes up to 16"),
+        (["--model_type", "s3bert", "--config_overrides", "num_segments=7"], "num_segments = 7"),
+        (["--model_type", "bert", "--mlm_probability", "15"], "mlm_probability = 15"),
+        (["--model_type", "bert", "--short_seq_length", "5"], "short_seq_length = 5: blocks of 32 tokens are cut into 2, 4, 8, 16"),
+        (["--model_type", "bert", "--short_seq_length", "8", "--short_seq_share", "2"], "short_seq_share = 2.0: a share lies between"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, tmp_path):
+    # huggingface_hub's strict configurations raise errors of their own
+    with pytest.raises((ValueError, StrictDataclassError), match=re.escape(message)):
+        pretrain(corpus, tmp_path / "run", *words, size="")
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_a_tokenizer_larger_than_the_checkpoints_vocabulary_is_refused(pretrained, tmp_path):
+    words = ["--vocab_size", "900", "--max_seq_length", "32", "--max_train_samples", "60"]
+    prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(tmp_path / "corpus")])
+    with pytest.raises(
+        ValueError, match=r"tokenizer has \d+ entries, .* knows \d+: prepare the corpus with --tokenizer_name"
+    ):
+        pretrain(tmp_path / "corpus", tmp_path / "run", "--model_name_or_path", str(pretrained), size="")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.json")), ids=lambda file: file.stem)
+def test_every_published_model_configuration_builds(file):
+    with torch.device("meta"):
+        model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(file))
+    assert model.num_parameters() > 10_000
+
+
+@pytest.mark.parametrize(
+    "file",
+    sorted(file for file in (ROOT / "configs").rglob("*.yaml") if file.parent.name != "benchmark"),  # test_benchmark.py
+    ids=lambda file: f"{file.parent.name}-{file.stem}",
+)
+def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monkeypatch):
+    """A wrong name or value ends with status 2; what is missing here, a model or a folder, is added."""
+    monkeypatch.chdir(ROOT)
+    if file.parent.name == "table3":
+        classes, words = (reproduce_table3.Budget,), []
+    elif file.name.startswith("copy"):
+        classes, words = (run_copy_task.CopyArguments, run_glue.GridConfig), []
+    elif file.parent.name == "lra":
+        classes = (run_lra.LraArguments, run_glue.GridConfig)
+        words = [] if "task_name:" in file.read_text() else ["--task_name", "image"]
+    elif file.parent.name == "forecasting":
+        classes = (run_forecasting.ForecastArguments, run_glue.GridConfig)
+        words = [] if "dataset_name:" in file.read_text() else ["--dataset_name", "ili"]
+    elif "glue" in str(file):
+        classes = (run_glue.ModelArguments, run_glue.GlueArguments, run_glue.GridConfig)
+        words = ["--model_name_or_path", "x", "--task_name", "cola"]
+    else:
+        classes = (
+            pretrain_mlm.ModelArguments,
+            pretrain_mlm.CorpusArguments,
+            pretrain_mlm.MlmArguments,
+            pretrain_mlm.TrainingConfig,
+        )
+        words = []
+    parsed = parse_arguments(classes, ["--config", str(file), *words, "--output_dir", str(tmp_path)])
+    values = {name: value for instance in parsed for name, value in vars(instance).items()}
+    for name, given in yaml.safe_load(file.read_text()).items():
+        # 5e-5 without a point is text in YAML.
+        rates = [float(rate) for rate in given] if isinstance(given, list) and "rate" in name else given
+        assert values[name] == (float(given) if name == "learning_rate" and not isinstance(given, list) else rates)

@@ -1,0 +1,258 @@
+"""scripts/reproduce_table3.py: a whole comparison at toy size, kills included, its tables, and what may be said of them."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import scipy.stats
+from huggingface_hub import ModelCard
+
+from s3bert.arguments import parse_arguments
+from s3bert.commands import reproduce_table3
+from s3bert.reports.table3 import _STUDENT, PUBLISHED, average_name, markdown, plot_scores, verdict
+from s3bert.tasks.glue import TABLE_3
+
+
+ROOT = Path(__file__).parents[2]
+ONE = ["--learning_rates", "1e-3", "--warmup_shares", "0.1"]  # setting, so that nothing is searched for
+SCRIPT = ROOT / "scripts/reproduce_table3.py"
+# Relative to the project, as in the configuration files.
+TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "--tokens", "4096"]
+
+
+def without_times(results: dict) -> dict:
+    """What two comparisons in two folders have in common."""
+    del results["command"]
+    for entry in results["models"].values():
+        del entry["seconds"]
+    return results
+
+
+def run(folder: Path, *words: str, timeout: float | None = None) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPT), *TOY, "--output_dir", str(folder), *words]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout)
+    return process
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory) -> Path:
+    """A finished comparison of two models under one learning rate."""
+    folder = tmp_path_factory.mktemp("comparison")
+    process = run(folder, *ONE)
+    assert process.returncode == 0, process.stdout.read()
+    return folder
+
+
+def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(comparison):
+    results = json.loads((comparison / "report" / "results.json").read_text())
+    assert list(results["models"]) == ["bert", "s3bert"]
+    for model, entry in results["models"].items():
+        run_file = json.loads((comparison / "report" / entry["file"]).read_text())
+        assert entry["eval_loss"] == run_file["eval_loss"]
+        assert entry["tokens"] == run_file["train_tokens"] == 4096
+        assert entry["machine"] == run_file["machine"]
+        log = (comparison / "report" / entry["log"]).read_text().splitlines()
+        assert json.loads(log[-1])["eval_loss"] == entry["eval_loss"], "the curve's last point"
+        scores = results["tasks"]["synthetic_acceptability"]["models"][model]
+        assert scores["seeds"] == [json.loads((comparison / "report" / scores["file"]).read_text())["score_mean"]]
+    text = (comparison / "report" / "results.md").read_text()
+    assert "bert and s3bert differ by" in text
+    assert "no verdict" in text
+    assert "it has not left its first plateau" in text
+    assert ", the paper's" not in text, "other tasks than the paper's stand beside nothing of the paper's"
+    for picture in ("glue.png", "pretraining.png"):
+        assert (comparison / "report" / picture).read_bytes().startswith(b"\x89PNG")
+    card = ModelCard.load(comparison / "report" / "s3bert.md")
+    figures = {(found.dataset_name, found.metric_type): found.metric_value for found in card.data.eval_results}
+    assert figures["synthetic", "loss"] == results["models"]["s3bert"]["eval_loss"]
+    (name,) = (name for name, metric in figures if metric == "matthews_correlation")
+    assert name.startswith("synthetic_acceptability"), "made up here, and no part of GLUE"
+    assert figures[name, "matthews_correlation"] == pytest.approx(scores["seeds"][0])
+    assert "it has not left its first plateau" in card.text
+
+
+def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    data, folder, elsewhere = tmp_path / "data", tmp_path / "packed", tmp_path / "elsewhere"
+    (data / "cola").mkdir(parents=True)
+    for split, count in (("train", 40), ("validation", 20)):
+        rows = [json.dumps({"sentence": f"{split} {i}", "label": i % 2}) for i in range(count)]
+        (data / "cola" / f"{split}.jsonl").write_text("\n".join(rows))
+    (data / "text.txt").write_text("\n".join(f"word {i} and word {7 * i % 50}" for i in range(2000)))
+    words = [*TOY, *ONE, "--models", "bert", "--tokens", "1024", "--vocab_size", "64", "--task_name", "cola"]
+    words += ["--dataset_name", str(data / "text.txt"), "--glue_dataset_name", str(data)]
+    with pytest.raises(ValueError, match=r"takes .* MB, more than max_pack_megabytes = 0.001: lower"):
+        reproduce_table3.main([*words, "--output_dir", str(folder), "--pack", "--max_pack_megabytes", "0.001"])
+    shutil.rmtree(folder)
+    reproduce_table3.main([*words, "--output_dir", str(folder), "--pack"])
+    assert not (folder / "pretrained").exists(), "nothing is trained"
+    shutil.rmtree(data)
+    folder.rename(elsewhere)
+    results = reproduce_table3.main([*words, "--output_dir", str(elsewhere)])
+    assert len(results["tasks"]["cola"]["models"]["bert"]["seeds"]) == 1
+
+
+def test_both_models_read_the_same_batches_with_the_same_masks(comparison):
+    """Batches and masks are functions of corpus, seed and step, so it is enough that no argument differs."""
+    arguments = [(comparison / "pretrained" / model / "arguments.yaml").read_text() for model in ("bert", "s3bert")]
+    differing = [pair for pair in zip(*(text.splitlines() for text in arguments), strict=True) if pair[0] != pair[1]]
+    assert {left.split(":")[0] for left, _ in differing} == {"config_name", "output_dir"}
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_path):
+    """Alone, so that its job lives on, and with its jobs, so that they go on from their checkpoints."""
+    chance = random.Random(5)
+    jobs = ["prepare", "pretrained/bert", "pretrained/s3bert", "glue/bert"]
+    for group, place in zip((False, True, True), sorted(chance.sample(range(len(jobs)), 3)), strict=True):
+        process = run(tmp_path, *ONE, timeout=0)
+        while not (tmp_path / jobs[place] / ".lock").exists():
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+        time.sleep(chance.uniform(0, 3))
+        assert process.poll() is None, "it was over before it was killed"
+        (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+        process.wait()
+    process = run(tmp_path, *ONE)
+    assert process.returncode == 0, process.stdout.read()
+    results = [
+        without_times(json.loads((folder / "report" / "results.json").read_text())) for folder in (comparison, tmp_path)
+    ]
+    assert results[0] == results[1]
+
+
+def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(comparison, tmp_path):
+    changed = "s3bert:smoother_norm=layer"
+    words = ["--models", changed, "--task_name", "none", "--dataset_name", str(comparison / "corpus")]
+    process = run(tmp_path, *ONE, *words)
+    assert process.returncode == 0, process.stdout.read()
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert list(results["models"]) == [changed]
+    assert results["tasks"] == {}
+    assert (
+        json.loads((tmp_path / "pretrained/s3bert-smoother_norm-layer/config.json").read_text())["smoother_norm"]
+        == "layer"
+    )
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (budget,) = parse_arguments(
+        (reproduce_table3.Budget,), ["--config", "configs/table3/paper.yaml", "--output_dir", "x"]
+    )
+    assert budget.steps(budget.tokens) == 1_000_000
+    assert round(budget.warmup_shares[0] * budget.steps(budget.tokens)) == 5000
+    assert "accelerate.commands.launch" in budget.command("pretrain_mlm")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert"),
+        (["--models", "bert", "bert"], "one is named twice"),
+        (["--models", "s3bert:num_segmentz=4"], "s3bert has no 'num_segmentz'. Did you mean num_segments"),
+        (["--num_processes", "64"], "num_processes = 64: this machine has"),
+        (["--minutes", "3"], "Give one of --tokens and --minutes"),
+        (["--glue_config", "nowhere.yaml"], "glue_config: 'nowhere.yaml' is not a file"),
+        (["--warmup_shares", "0.1", "2"], "warmup_shares = 2.0: a share lies between 0 and 1"),
+        (["--task_name", "none", "cola"], "task_name = none cola: give none, or tasks"),
+    ],
+)
+def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ValueError, match=message):
+        reproduce_table3.main([*TOY, "--output_dir", str(tmp_path), *words])
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_folder_of_another_budget_is_left_alone(comparison, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    before = (comparison / "report" / "results.json").read_bytes()
+    with pytest.raises(ValueError, match=r"tokens = 4096, now it is 8192: give the same budget"):
+        reproduce_table3.main([*TOY, "--output_dir", str(comparison), *ONE, "--tokens", "8192"])
+    assert (comparison / "report" / "results.json").read_bytes() == before
+
+
+def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
+    """Results as if the paper's scores had been measured, each seed a point apart."""
+    entry = {
+        "parameters": 1,
+        "learning_rate": 1e-3,
+        "warmup_share": 0.1,
+        "search": [],
+        "steps": 1,
+        "tokens": 1,
+        "train_flops_per_token": 1,
+        "seconds": 1,
+    }
+    models = {model: entry | {"eval_loss": 3.0, "unigram_entropy": 7.0} for model in PUBLISHED}
+    scores = {
+        task: {
+            "not_the_official_data": [],
+            "models": {
+                model: {"seeds": [(paper[task] + seed - (seeds - 1) / 2) / 100 for seed in range(seeds)]}
+                for model, paper in PUBLISHED.items()
+            },
+        }
+        for task in tasks
+    }
+    return {"title": "t", "budget": "b", "command": "c", "models": models, "tasks": scores, "verdicts": []}
+
+
+def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
+    """95.8% of BERT, 4.8% over FNet, 0.3% over PoNet, by the table's own figures."""
+    text = markdown(made_up(1))
+    assert "| s3bert, measured | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
+    assert "| s3bert, the paper's | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
+    for whose in ("measured", "the paper's"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| s3bert, {whose}, % of BERT")]
+        assert line.endswith("| 95.8 |")
+    averages = {model: sum(scores.values()) / 8 for model, scores in PUBLISHED.items()}
+    assert round(averages["s3bert"] / averages["fnet"], 3) == 1.048
+    assert round(averages["s3bert"] / averages["ponet"], 3) == 1.003
+    assert "± 1.00" in markdown(made_up(3))
+    plot_scores(tmp_path / "scores.png", made_up(3))
+    assert (tmp_path / "scores.png").stat().st_size > 10_000
+
+
+def test_a_recipe_changed_halfway_is_refused(comparison, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    changed = tmp_path / "pretrain.yaml"
+    changed.write_text((ROOT / "configs/pretrain/smoke.yaml").read_text() + "adam_beta2: 0.9\n")
+    folder = comparison.parent / "recipe"
+    shutil.copytree(comparison / "configs", folder / "configs")
+    with pytest.raises(
+        ValueError, match=r"is not what this comparison began with, which is .*pretrain.yaml: change it back"
+    ):
+        reproduce_table3.main([*TOY, *ONE, "--pretrain_config", str(changed), "--output_dir", str(folder)])
+
+
+def test_an_average_over_other_tasks_never_goes_by_the_papers_name():
+    assert average_name(list(TABLE_3)) == "average"
+    text = markdown(made_up(1, TABLE_3[2:]))
+    assert "| mean of 6: qnli, sst2, cola, stsb, mrpc, rte |" in text
+    assert "average |" not in text
+
+
+def test_a_difference_within_the_spread_is_no_win():
+    """The spread is Student's: with three seeds 4.3 standard errors, and one lucky deviation makes no win."""
+    assert "within the spread" in verdict("a", "b", [0.80, 0.82, 0.84], [0.79, 0.82, 0.82])
+    assert "+0.80 points, within the spread" in verdict("a", "b", [0.485, 0.486, 0.487], [0.472, 0.478, 0.484])
+    assert "a is ahead of b by 10.00 points" in verdict("a", "b", [0.90, 0.91, 0.92], [0.80, 0.81, 0.82])
+    assert "a is behind b" in verdict("a", "b", [0.80, 0.81, 0.82], [0.90, 0.91, 0.92])
+    assert "no verdict" in verdict("a", "b", [0.9], [0.8])
+    for place, quantile in enumerate(_STUDENT):
+        assert quantile == pytest.approx(scipy.stats.t.ppf(0.975, place + 1), abs=5e-4)

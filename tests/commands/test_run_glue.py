@@ -1,0 +1,184 @@
+"""scripts/run_glue.py on its smoke configuration, end to end: the folder it leaves, resuming, several tasks, errors."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertTokenizer,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    FNetConfig,
+    FNetForMaskedLM,
+    pipeline,
+)
+
+from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert.commands import run_glue
+from s3bert.data.synthetic import synthetic_acceptability
+
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts/run_glue.py"
+SMOKE = ["--config", str(ROOT / "configs/glue/smoke.yaml")]
+POSITIONS = 16
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """A folder of tiny pretrained models by type, each with a tokenizer of the synthetic task's words."""
+    words = sorted({word for row in synthetic_acceptability("train")["sentence"] for word in row.split()})
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    tokenizer = BertTokenizer(vocab={name: i for i, name in enumerate(names)}, model_max_length=POSITIONS)
+    sizes = {"vocab_size": len(names), "max_position_embeddings": POSITIONS}
+    encoder = {"hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40}
+    distilled = {"dim": 24, "n_layers": 1, "n_heads": 2, "hidden_dim": 40}
+    models = {
+        "s3bert": S3BertForMaskedLM(S3BertConfig(num_segments=4, num_attention_heads=3, **encoder, **sizes)),
+        "fnet": FNetForMaskedLM(FNetConfig(**encoder, **sizes)),
+        "distilbert": DistilBertForMaskedLM(DistilBertConfig(**distilled, **sizes)),
+    }
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def glue_folder(tmp_path_factory) -> Path:
+    """SST-2, STS-B and MNLI of a few rows, and QNLI without a training split."""
+    folder = tmp_path_factory.mktemp("glue")
+    sentences = synthetic_acceptability("train")["sentence"][:96]
+
+    def write(task: str, split: str, columns: dict) -> None:
+        (folder / task).mkdir(exist_ok=True)
+        Dataset.from_dict(columns).to_json(folder / task / f"{split}.jsonl.gz", compression="gzip")
+
+    for split, part in (("train", sentences[:64]), ("validation", sentences[64:])):
+        count = len(part)
+        paired = {"sentence1": part, "sentence2": part[::-1]}
+        write("sst2", split, {"sentence": part, "label": [i % 2 for i in range(count)]})
+        write("stsb", split, paired | {"label": [5 * i / count for i in range(count)]})
+        names = ["train"] if split == "train" else ["validation_matched", "validation_mismatched"]
+        for name in names:
+            pair = {"premise": part, "hypothesis": part[::-1], "label": [i % 3 for i in range(count)]}
+            write("mnli", name, pair)
+    write("qnli", "validation", {"question": sentences[:8], "sentence": sentences[:8], "label": [0, 1] * 4})
+    return folder
+
+
+def arguments(checkpoint: Path, output_dir: Path, *more: str, task: str = "synthetic_acceptability") -> list[str]:
+    names = ["--model_name_or_path", str(checkpoint), "--output_dir", str(output_dir), "--task_name", *task.split()]
+    return [*SMOKE, *names, *more]
+
+
+def test_a_grid_leaves_a_complete_repository_with_the_best_cell_and_all_figures(checkpoints, tmp_path):
+    argv = arguments(checkpoints / "s3bert", tmp_path, "--learning_rate", "1e-3", "1e-2", "--seed", "1", "2")
+    results = run_glue.main(argv)
+    assert results == json.loads((tmp_path / "all_results.json").read_text())
+    cells = [cell for setting in results["settings"] for cell in setting["cells"]]
+    assert len(cells) == 4
+    assert [len(cell["history"]) for cell in cells] == [2] * 4, "metrics of each epoch"
+    assert results["eval_matthews_correlation"] == results["score_best"]
+    assert (results["train_samples"], results["eval_samples"], results["epoch"]) == (64, 40, 2.0)
+    assert results["not_the_official_data"] == ["64 of 4,000 train rows", "40 of 500 validation rows"]
+
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert model.config.id2label == {0: "unacceptable", 1: "acceptable"}
+    lines = (tmp_path / "predict_results_synthetic_acceptability.txt").read_text().splitlines()
+    sentences = synthetic_acceptability("validation")["sentence"][:40]
+    predictions = pipeline("text-classification", model=str(tmp_path))(sentences, batch_size=1)
+    assert lines[1:] == [f"{i}\t{prediction['label']}" for i, prediction in enumerate(predictions)]
+    for name in ("README.md", "results.md", "arguments.yaml", "modeling_s3bert.py", "tokenizer.json"):
+        assert (tmp_path / name).exists(), name
+    for cell in cells:
+        folder = tmp_path / "cells" / cell["name"]
+        assert {"cell.json", "results.json", "log.jsonl"} <= {file.name for file in folder.iterdir()}
+        assert len((folder / "predict_results_synthetic_acceptability.txt").read_text().splitlines()) == 41
+
+    logs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("cells/*/log.jsonl")}
+    assert run_glue.main(argv) == results, "the same call again gives the same"
+    assert {file: file.stat().st_mtime_ns for file in logs} == logs, "and trains nothing"
+
+
+def test_a_killed_cell_goes_on_to_the_last_digit(checkpoints, tmp_path):
+    changes = ["--num_train_epochs", "30", "--max_train_samples", "32", "--save_steps", "10", "--eval_steps", "400"]
+    argv = arguments(checkpoints / "s3bert", tmp_path / "killed", *changes)
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen([sys.executable, str(SCRIPT), *argv], stdout=output, stderr=output)
+        cells = tmp_path / "killed/cells"
+        while not list(cells.glob("*/checkpoint-*")) and process.poll() is None:
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+    assert list(cells.glob("*/checkpoint-*")), f"not killed on its way: {(tmp_path / 'output').read_text()}"
+    assert not list(cells.glob("*/results.json"))
+    resumed = run_glue.main(argv)
+    straight = run_glue.main(arguments(checkpoints / "s3bert", tmp_path / "straight", *changes))
+    assert {name: value for name, value in resumed.items() if name.startswith(("eval_", "train_loss"))} == {
+        name: value for name, value in straight.items() if name.startswith(("eval_", "train_loss"))
+    }
+    models = [
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / name).state_dict()
+        for name in ("killed", "straight")
+    ]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_several_tasks_get_a_folder_each_and_a_mean_under_its_own_name(checkpoints, glue_folder, tmp_path):
+    argv = arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="stsb mnli")
+    results = run_glue.main([*argv, "--num_train_epochs", "1"])
+    assert list(results["tasks"]) == ["stsb", "mnli"]
+    mean = (results["tasks"]["stsb"]["score_mean"] + results["tasks"]["mnli"]["score_mean"]) / 2
+    assert results["mean_of_mnli_stsb"] == pytest.approx(mean)
+    assert not any("glue_average" in name for name in results)
+    assert {"eval_pearson", "eval_spearmanr", "eval_combined_score"} <= set(results["tasks"]["stsb"])
+    assert {"eval_accuracy", "eval_accuracy_mm"} <= set(results["tasks"]["mnli"])
+    assert {file.name for file in (tmp_path / "mnli").glob("predict_*")} == {
+        "predict_results_mnli.txt",
+        "predict_results_mnli_mm.txt",
+    }
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "stsb").config.problem_type == "regression"
+
+
+def test_all_runs_what_there_is_and_lists_the_rest_with_reasons(checkpoints, glue_folder, tmp_path):
+    argv = arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="all")
+    results = run_glue.main([*argv, "--max_train_steps", "1"])
+    assert set(results["tasks"]) == {"sst2", "stsb", "mnli"}
+    assert set(results["not_run"]) == {"qnli", "qqp", "cola", "mrpc", "rte"}
+    assert "no 'train' split" in results["not_run"]["qnli"]
+    assert "| qnli | not run |" in (tmp_path / "results.md").read_text()
+    with pytest.raises(ValueError, match=r"qnli: .* no 'train' split"):
+        run_glue.main(arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="sst2 qnli"))
+
+
+def test_models_of_other_types_run_and_fnet_is_padded_to_one_length(checkpoints, tmp_path, caplog):
+    for name in ("distilbert", "fnet"):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            run_glue.main(arguments(checkpoints / name, tmp_path / name, "--max_train_steps", "2"))
+        (cell,) = (tmp_path / name).glob("cells/*/cell.json")
+        assert json.loads(cell.read_text())["pad_to_max_length"] == (name == "fnet")
+        assert ("every batch is padded to 16 tokens" in caplog.text) == (name == "fnet")
+
+
+@pytest.mark.parametrize(
+    ("more", "task", "message"),
+    [
+        ([], "cola sst3", r"Unknown GLUE task 'sst3': did you mean sst2\?"),
+        (["--max_seq_length", "17"], "synthetic_acceptability", "17 is beyond"),
+        (["--dataset_name", "synthetic"], "all", "None of the tasks can be run"),
+        (["--resume_from_checkpoint", "x"], "synthetic_acceptability", "leave the argument out"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(checkpoints, tmp_path, more, task, message):
+    with pytest.raises(ValueError, match=message):
+        run_glue.main(arguments(checkpoints / "s3bert", tmp_path / "out", *more, task=task))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,86 @@
+"""The start of finetuning: what does not fit together is said before anything is trained."""
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
+
+from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert.training.finetuning import StartingPoint
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def tokenizer(words: int, model_max_length: int = 16) -> BertTokenizer:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(words - 5))]
+    return BertTokenizer(vocab={name: i for i, name in enumerate(names)}, model_max_length=model_max_length)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    config = S3BertConfig(vocab_size=40, max_position_embeddings=16, num_segments=4, **SIZES)
+    S3BertForMaskedLM(config).save_pretrained(tmp_path / "s3")
+    tokenizer(40).save_pretrained(tmp_path / "s3")
+    return tmp_path / "s3"
+
+
+def test_a_length_beyond_the_models_positions_is_refused_with_the_remedy(checkpoint):
+    with pytest.raises(ValueError, match=r"17 is beyond .* up to 16 tokens: pass --max_seq_length 16, or lengthen"):
+        StartingPoint(str(checkpoint), 17)
+    assert StartingPoint(str(checkpoint), 16).max_seq_length == 16
+
+
+def test_the_tokenizers_own_limit_is_respected(checkpoint):
+    tokenizer(40, model_max_length=9).save_pretrained(checkpoint)
+    assert StartingPoint(str(checkpoint), 16).max_seq_length == 9
+
+
+def test_a_tokenizer_with_more_entries_than_the_model_is_refused(checkpoint, tmp_path):
+    tokenizer(41).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"41 entries, .* knows 40: give --tokenizer_name"):
+        StartingPoint(str(checkpoint), 16, tokenizer_name=str(tmp_path / "other"))
+
+
+def test_a_folder_without_vocabulary_is_refused_and_not_read_as_all_unknown_words(tmp_path):
+    BertForMaskedLM(BertConfig(vocab_size=40, **SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has no vocabulary: give --tokenizer_name"):
+        StartingPoint(str(tmp_path), 16)
+
+
+def test_a_finetuned_checkpoint_must_be_meant_and_its_task_does_not_linger(tmp_path):
+    config = BertConfig(vocab_size=40, num_labels=3, problem_type="single_label_classification", **SIZES)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer(40).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"already finetuned .* --from_finetuned"):
+        StartingPoint(str(tmp_path), 16)
+    start = StartingPoint(str(tmp_path), 16, from_finetuned=True)
+    assert str(start).endswith("(itself finetuned)")
+    model = start.classifier(None, seed=0)
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    ids = torch.tensor([[2, 7, 3]])
+    outputs = model.eval()(input_ids=ids, labels=torch.tensor([5.0]))
+    assert outputs.loss.item() == pytest.approx((outputs.logits.item() - 5) ** 2, rel=1e-4)
+
+
+def test_classifiers_are_new_by_seed_on_the_same_encoder_and_carry_the_labels(checkpoint):
+    start = StartingPoint(str(checkpoint), 16)
+    first, again, other = (start.classifier(("no", "yes"), seed) for seed in (1, 1, 2))
+    assert first.config.id2label == {0: "no", 1: "yes"}
+    assert first.config.label2id == {"no": 0, "yes": 1}
+    assert torch.equal(first.classifier.weight, again.classifier.weight)
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+    assert torch.equal(first.s3bert.embeddings.word_embeddings.weight, other.s3bert.embeddings.word_embeddings.weight)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*missing"):
+        StartingPoint(str(tmp_path / "missing"), 16)
+
+
+def test_the_identity_follows_the_weights(checkpoint):
+    before = StartingPoint(str(checkpoint), 16).identity
+    assert StartingPoint(str(checkpoint), 16).identity == before
+    model = S3BertForMaskedLM.from_pretrained(checkpoint)
+    model.cls.predictions.bias.data += 1
+    model.save_pretrained(checkpoint)
+    assert StartingPoint(str(checkpoint), 16).identity != before

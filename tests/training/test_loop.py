@@ -1,0 +1,504 @@
+"""The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
+
+import copy
+import itertools
+import math
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertTokenizer, set_seed
+
+from s3bert import (
+    S3BertConfig,
+    S3BertForMaskedLM,
+    S3BertForMultipleChoice,
+    S3BertForQuestionAnswering,
+    S3BertForSequenceClassification,
+    S3BertForTokenClassification,
+)
+from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences
+from s3bert.training.checkpoints import all_checkpoints, damage
+from s3bert.training.log import read_log
+from s3bert.training.loop import TrainingConfig, train
+
+
+LENGTH = 24
+SIZES = dict(vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+SIZES |= dict(max_position_embeddings=LENGTH, num_segments=4, num_row_samples=3, num_column_samples=3)
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, smoother_dropout_prob=0.0)
+TIMINGS = ("seconds", "tokens_per_second", "mfu")
+
+# Children start from a server that has imported everything once and run nothing.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["torch", "transformers", "s3bert", "s3bert.training.loop"])
+
+
+class MadeUpBlocks:
+    """Fifty blocks of counting words: enough for losses that move."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = np.random.default_rng(index).integers(90)
+        return np.concatenate([[2], 5 + (start + np.arange(LENGTH - 2)) % 94, [3]]).astype(np.uint16)
+
+    def draw(self, seed: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng([seed, epoch]).permutation(len(self))
+
+
+def tokenizer() -> BertTokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(94))]
+    return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
+def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: float = 0.0, **settings):
+    """A small pretraining run, its first steps on half blocks; `slowness` seconds a step leave room to be killed in."""
+    settings = {"max_train_steps": 60, "logging_steps": 1, "save_steps": 3, "eval_steps": 5} | settings
+    settings = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "num_warmup_steps": 2} | settings
+    config = TrainingConfig(output_dir=str(output_dir), seed=7, report_to="none", **settings)
+    set_seed(config.seed)
+    model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
+    masking = Masking.for_tokenizer(tokenizer())
+    short = ShortSequences(LENGTH // 2, config.max_train_steps // 2, LENGTH)
+    batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed, short)
+    if slowness:
+        register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
+    return train(model, batches, config, HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())
+
+
+def exact(records: list[dict]) -> list[dict]:
+    """Log records without what a clock measured."""
+    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
+
+
+def in_process(function, *arguments) -> int:
+    """Runs a function in a child and returns its exit code."""
+    child = processes.Process(target=function, args=arguments)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def free_port() -> int:
+    """A port nobody listens on, for processes to meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _pretrain_or_resume(output_dir: str, slowness: float) -> None:
+    torch.set_num_threads(1)
+    pretrain(Path(output_dir), slowness=slowness, resume_from_checkpoint="latest")
+
+
+def _count_fresh_pages(output_dir: str) -> None:
+    torch.set_num_threads(1)
+    faults = []
+    register_optimizer_step_pre_hook(lambda *_: faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt))
+    wide = dict(hidden_size=256, intermediate_size=1024)
+    pretrain(Path(output_dir), wide, max_train_steps=6, per_device_train_batch_size=512, save_steps=6, eval_steps=6)
+    sys.exit(min(after - before for before, after in itertools.pairwise(faults)) > 1000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
+def test_memory_is_used_again_step_after_step(tmp_path):
+    assert in_process(_count_fresh_pages, str(tmp_path)) == 0
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert in_process(_pretrain_or_resume, str(folder), 0.0) == 0
+    return folder
+
+
+def test_a_run_killed_ten_times_at_random_moments_ends_with_the_losses_of_one_that_never_was(whole_run, tmp_path):
+    moments = random.Random(0)
+    for kill in range(10):
+        before = all_checkpoints(tmp_path)
+        child = processes.Process(target=_pretrain_or_resume, args=(str(tmp_path), 0.2))
+        child.start()
+        while kill % 2 and child.exitcode is None and all_checkpoints(tmp_path) == before:
+            time.sleep(0.02)  # every other kill waits for progress, however slow the machine
+        child.join(timeout=moments.uniform(0, 1))
+        assert child.exitcode is None, "the run outlived its killer"
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    assert all_checkpoints(tmp_path)
+    assert len(read_log(tmp_path / "log.jsonl")) < len(read_log(whole_run / "log.jsonl"))
+    assert in_process(_pretrain_or_resume, str(tmp_path), 0.0) == 0
+    assert exact(read_log(tmp_path / "log.jsonl")) == exact(read_log(whole_run / "log.jsonl"))
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder).state_dict() for folder in (tmp_path, whole_run))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_cut_checkpoint_is_named_and_the_one_before_it_taken(whole_run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    newest, before = all_checkpoints(folder)[::-1]
+    with (newest / "optimizer.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    assert "1,000 bytes instead of" in damage(newest)
+    result = pretrain(folder, resume_from_checkpoint="latest")
+    assert f"{newest} is damaged (optimizer.safetensors has 1,000 bytes" in caplog.text
+    assert f"Resuming from {before}" in caplog.text
+    assert exact(result.history) == exact(read_log(whole_run / "log.jsonl"))
+    assert damage(newest) is None, "the damaged checkpoint was written again"
+
+
+def test_a_flipped_byte_is_found_by_the_checksum(whole_run, tmp_path):
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    for checkpoint in all_checkpoints(folder):
+        weights = checkpoint / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    with pytest.raises(ValueError, match=r"All checkpoints in .* are damaged .*another --output_dir"):
+        pretrain(folder, resume_from_checkpoint="latest")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_during_a_checkpoint_leaves_the_previous_one_whole(small_disk):
+    with pytest.raises(
+        OSError, match=r"Could not write .*checkpoint-\d+.*Free some space.*earlier checkpoints are whole"
+    ):
+        pretrain(small_disk, save_steps=1, save_total_limit=0)
+    checkpoints = all_checkpoints(small_disk)
+    assert checkpoints
+    assert [damage(checkpoint) for checkpoint in checkpoints] == [None] * len(checkpoints)
+    assert not list(small_disk.glob(".*unfinished"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"not finite since step .*checkpoint-1.*learning_rate"):
+        pretrain(tmp_path, save_steps=1, learning_rate=1e30, num_warmup_steps=0, lr_scheduler_type="constant")
+    (checkpoint,) = all_checkpoints(tmp_path)[-1:]
+    assert damage(checkpoint) is None
+    assert all(math.isfinite(record["loss"]) for record in read_log(tmp_path / "log.jsonl"))
+
+
+def test_an_output_folder_in_use_is_not_overwritten(whole_run):
+    before = sorted(path.name for path in whole_run.iterdir())
+    with pytest.raises(ValueError, match="already holds checkpoint-60: pass --resume_from_checkpoint latest"):
+        pretrain(whole_run)
+    assert sorted(path.name for path in whole_run.iterdir()) == before
+
+
+def test_resuming_with_other_data_order_is_refused(whole_run):
+    with pytest.raises(ValueError, match="global_batch_size = 4, this run has 8"):
+        pretrain(whole_run, resume_from_checkpoint="latest", per_device_train_batch_size=8)
+
+
+HEADS = {
+    "masked-lm": (S3BertForMaskedLM, {}),
+    "masked-lm-sparse": (S3BertForMaskedLM, {"sparse_prediction": True}),
+    "classification": (S3BertForSequenceClassification, {"num_labels": 3}),
+    "regression": (S3BertForSequenceClassification, {"num_labels": 1}),
+    "tokens": (S3BertForTokenClassification, {"num_labels": 4}),
+    "question-answering": (S3BertForQuestionAnswering, {}),
+    "multiple-choice": (S3BertForMultipleChoice, {}),
+}
+
+
+def _labelled_batch(kind: str) -> dict[str, torch.Tensor]:
+    """Sixteen sequences with labels for a head; token labels are spread unevenly over the sequences."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (16, 2, 11) if kind == "multiple-choice" else (16, 11)
+    batch = {"input_ids": torch.randint(5, 99, shape, generator=generator)}
+    if kind in ("masked-lm", "masked-lm-sparse", "tokens"):
+        labels = torch.randint(0, 4, shape, generator=generator)
+        labels[torch.rand(shape, generator=generator) < torch.linspace(0.1, 0.9, 16)[:, None]] = -100
+        return batch | {"labels": labels}
+    if kind == "question-answering":
+        start, end = torch.randint(0, 11, (2, 16), generator=generator)
+        return batch | {"start_positions": start, "end_positions": end}
+    if kind == "regression":
+        return batch | {"labels": torch.rand(16, generator=generator)}
+    return batch | {"labels": torch.randint(0, 2, (16,), generator=generator)}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_accumulating_four_by_four_gives_the_loss_and_gradient_of_one_by_sixteen(kind, tmp_path):
+    head, settings = HEADS[kind]
+    gradients, losses = [], []
+    for size, count in ((16, 1), (4, 4)):
+        set_seed(0)
+        model = head(S3BertConfig(**SIZES, **NO_DROPOUT, **settings, smoother_norm="layer"))
+        config = TrainingConfig(
+            output_dir=str(tmp_path / str(count)), per_device_train_batch_size=size, gradient_accumulation_steps=count,
+            max_train_steps=1, max_grad_norm=0.0, report_to="none",
+        )  # fmt: skip
+        seen = {}
+
+        def keep_gradients(optimizer, *_, model=model, seen=seen):
+            seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+        handle = register_optimizer_step_pre_hook(keep_gradients)
+        losses.append(train(model, [_labelled_batch(kind)], config).train_loss)
+        handle.remove()
+        gradients.append(seen)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, whole in gradients[0].items():
+        torch.testing.assert_close(
+            gradients[1][name], whole, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+# AdamW divides tiny gradients by themselves, rounding included: a gentle rate keeps that out of the comparison.
+GENTLE = dict(max_train_steps=6, learning_rate=1e-4)
+
+
+def _one_of_two(rank: int, port: int, output_dir: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    pretrain(Path(output_dir), NO_DROPOUT, **GENTLE)
+
+
+def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
+    alone = pretrain(tmp_path / "one", NO_DROPOUT, **GENTLE, per_device_train_batch_size=8)
+    port = free_port()
+    pair = [processes.Process(target=_one_of_two, args=(rank, port, str(tmp_path / "two"))) for rank in range(2)]
+    for child in pair:
+        child.start()
+    for child in pair:
+        child.join()
+    assert [child.exitcode for child in pair] == [0, 0]
+    together = read_log(tmp_path / "two" / "log.jsonl")
+    for one, two in zip(alone.history, together, strict=True):
+        for name in {"loss", "grad_norm", "eval_loss"} & one.keys():
+            assert two[name] == pytest.approx(one[name], rel=1e-4), name
+    states = [AutoModelForMaskedLM.from_pretrained(tmp_path / run).state_dict() for run in ("one", "two")]
+    statistics = [name for name in states[0] if "running_" in name]
+    assert statistics
+    for name in statistics:
+        torch.testing.assert_close(states[1][name], states[0][name], rtol=1e-4, atol=1e-5)
+
+
+def _sharded(rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    set_seed(0)
+    model = S3BertForMaskedLM(S3BertConfig(**SIZES, **NO_DROPOUT)).double()  # in which no rounding hides a wrong sum
+    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batch = _labelled_batch("classification") | {"labels": torch.randint(5, 99, (16, 11))}
+    twin = copy.deepcopy(model)
+    alone = twin(**batch).loss
+    alone.backward()
+
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    units = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+    assert units, "the classes to wrap are in the model"
+    for unit in (*units, model):
+        fully_shard(unit)
+    gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert all(torch.equal(gathered[name], whole[name]) for name in whole)
+    half = slice(8 * rank, 8 * rank + 8)
+    loss = model(**{name: tensor[half] for name, tensor in batch.items()}).loss
+    loss.backward()
+    both = loss.detach().clone()
+    torch.distributed.all_reduce(both)
+    torch.testing.assert_close(both / 2, alone.detach())
+    gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-9, atol=1e-12)
+    torch.distributed.destroy_process_group()
+
+
+def test_a_model_sharded_over_two_processes_has_the_loss_and_gradients_of_a_whole_one():
+    port = free_port()
+    pair = [processes.Process(target=_sharded, args=(rank, port)) for rank in range(2)]
+    for child in pair:
+        child.start()
+    for child in pair:
+        child.join()
+    assert [child.exitcode for child in pair] == [0, 0]
+
+
+def test_early_stopping_waits_its_patience_and_saves(tmp_path):
+    still = {"smoother_norm": "layer"}  # BatchNorm's running statistics move even when nothing learns
+    result = pretrain(
+        tmp_path, still, learning_rate=0.0, early_stopping_patience=2, eval_steps=2, activation_checkpointing=True
+    )
+    assert result.step == 6, "best at step 2, then two evaluations without a better one"
+    assert damage(tmp_path / "checkpoint-6") is None
+
+
+def test_a_run_that_stopped_early_does_not_go_on_when_called_again(tmp_path):
+    settings = dict(early_stopping_patience=2, eval_steps=2, greater_is_better=True, load_best_model_at_end=True)
+    first = pretrain(tmp_path, **settings)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert first.step < 60, "the highest loss is called best here, so that it stops early"
+    again = pretrain(tmp_path, **settings, resume_from_checkpoint="latest")
+    assert (again.step, again.metrics, again.history) == (first.step, first.metrics, first.history)
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    more = pretrain(tmp_path, **settings | {"early_stopping_patience": 4}, resume_from_checkpoint="latest")
+    assert more.step == first.step + 4, "with more patience it does"
+
+
+def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoints_are_kept(tmp_path):
+    """The highest loss is called best here, which is the first one's."""
+    config = TrainingConfig(
+        output_dir=str(tmp_path), max_train_steps=12, eval_steps=3, save_total_limit=1, learning_rate=3e-3,
+        load_best_model_at_end=True, greater_is_better=True, report_to="none",
+    )  # fmt: skip
+    model = S3BertForMaskedLM(S3BertConfig(**SIZES))
+    masking = Masking.for_tokenizer(tokenizer())
+    held_out = HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10)
+    result = train(model, MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), 0), config, held_out)
+    losses = [record["eval_loss"] for record in result.history if "eval_loss" in record]
+    assert len(losses) == 4
+    assert result.metrics["loss"] == losses[0] == max(losses) > min(losses)
+    assert held_out(model.eval(), Accelerator())["loss"] == pytest.approx(losses[0], rel=1e-6), "in memory"
+    assert [folder.name for folder in all_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-12"]
+    published = (tmp_path / "model.safetensors").read_bytes()
+    assert published == (tmp_path / "checkpoint-3" / "model.safetensors").read_bytes()
+
+
+def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path):
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # inductor would take a minute
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    result = pretrain(tmp_path, NO_DROPOUT, max_train_steps=3, **compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert not torch._dynamo.utils.counters["graph_break"]
+    eager = pretrain(tmp_path / "eager", NO_DROPOUT, max_train_steps=3)
+    assert [record["loss"] for record in result.history if "loss" in record] == pytest.approx(
+        [record["loss"] for record in eager.history if "loss" in record], rel=1e-4
+    )
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the operations for which the host must wait for what a device computes: values read, shapes that depend on them."""
+
+    reads = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.reads += bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operation.tags))
+        return operation(*args, **(kwargs or {}))
+
+
+def small_bert() -> BertForMaskedLM:
+    """A model that, unlike S3BERT on CPU, does not look at its inputs' values."""
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=LENGTH,
+        )
+    )  # fmt: skip
+
+
+def test_the_loop_reads_nothing_from_the_device_between_two_log_records(tmp_path):
+    reads = []
+    for steps in (2, 7):
+        config = TrainingConfig(
+            output_dir=str(tmp_path / str(steps)), max_train_steps=steps, logging_steps=10, report_to="none",
+            per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        with CountReads() as counter:
+            train(small_bert(), MlmBatches(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), 4, seed=7), config)
+        reads.append(counter.reads)
+    assert reads[0] > 0, "the log record itself is read"
+    assert reads[0] == reads[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_on_the_gpu_never_waits_for_it(tmp_path):
+    steps = []
+
+    def watch(*_):
+        steps.append(len(steps) + 1)
+        if steps[-1] in (3, 6):  # the first steps allocate; the seventh logs
+            torch.cuda.set_sync_debug_mode("error" if steps[-1] == 3 else "default")
+
+    handle = register_optimizer_step_pre_hook(watch)
+    try:
+        pretrain(tmp_path, max_train_steps=7, logging_steps=7, save_steps=7, eval_steps=7)
+    finally:
+        handle.remove()
+        torch.cuda.set_sync_debug_mode("default")
+    assert steps[-1] == 7
+
+
+class WatchedBatches(MlmBatches):
+    """Batches that say which of them were asked for, and fail at one step."""
+
+    def __init__(self, failing_step: int | None = None):
+        super().__init__(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), batch_size=2, seed=7)
+        self.failing_step, self.asked = failing_step, [threading.Event() for _ in range(10)]
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        self.asked[step].set()
+        if step == self.failing_step:
+            raise OSError(f"the disk with step {step} is gone")
+        return super().__getitem__(step)
+
+
+def preparing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_the_next_batches_are_prepared_while_a_step_is_computed(tmp_path):
+    batches, early = WatchedBatches(), []
+    config = TrainingConfig(
+        output_dir=str(tmp_path), max_train_steps=5, per_device_train_batch_size=2, report_to="none"
+    )
+
+    def wait_for_the_next(*_):
+        following = min(len(early) + 1, 4)
+        early.append(batches.asked[following].wait(timeout=5))
+
+    handle = register_optimizer_step_pre_hook(wait_for_the_next)
+    train(small_bert(), batches, config)
+    handle.remove()
+    assert early == [True] * 5, "a step ends only when the next one's batch is under way"
+    assert not preparing_threads()
+
+
+def test_an_error_in_the_data_reaches_the_caller_after_the_steps_before_it(tmp_path):
+    config = TrainingConfig(
+        output_dir=str(tmp_path), max_train_steps=9, per_device_train_batch_size=2, logging_steps=1, report_to="none"
+    )
+    with pytest.raises(OSError, match="the disk with step 4 is gone"):
+        train(small_bert(), WatchedBatches(failing_step=4), config)
+    assert read_log(tmp_path / "log.jsonl")[-1]["step"] == 4
+    assert not preparing_threads()
+
+
+def test_worker_processes_prepare_the_same_batches(tmp_path):
+    runs = [
+        pretrain(tmp_path / str(workers), max_train_steps=6, dataloader_num_workers=workers).history
+        for workers in (0, 2)
+    ]
+    assert exact(runs[0]) == exact(runs[1])
