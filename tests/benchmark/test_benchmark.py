@@ -19,10 +19,10 @@ import yaml
 from torch import nn
 
 from s3bert.arguments import parse_arguments
-from s3bert.benchmark.encoders import PEERS, EncoderSize, UnsuitableError, build_peer
+from s3bert.benchmark.encoders import BASELINES, EncoderSize, UnsuitableError, build_baseline
 from s3bert.benchmark.measure import interleaved_seconds
 from s3bert.benchmark.report import speed_report, time_exponent
-from s3bert.benchmark.run import OUT_OF_MEMORY, BenchmarkConfig, Cell, measure_memory, measure_speeds
+from s3bert.benchmark.run import OUT_OF_MEMORY, BenchmarkConfig, Measurement, measure_memory, measure_speeds
 from s3bert.commands import benchmark
 from s3bert.training import memory
 from s3bert.training.flops import training_flops
@@ -36,22 +36,24 @@ CPU = torch.device("cpu")
 TINY = EncoderSize(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
 
 
-def cell(model: str = "bert", length: int = 64, mode: str = "training", size: EncoderSize = TINY, **fields) -> Cell:
+def measurement(
+    model: str = "bert", length: int = 64, mode: str = "training", size: EncoderSize = TINY, **fields
+) -> Measurement:
     fields = {"tokens_per_batch": 512, "rounds": 3, "min_seconds": 0.0} | fields
-    return Cell(model, length, mode, size, BenchmarkConfig(**fields))
+    return Measurement(model, length, mode, size, BenchmarkConfig(**fields))
 
 
 @pytest.mark.parametrize("lengths", [(64, 128), (512, 768)], ids=["short", "long"])
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_every_model_runs_forward_and_backward(name, lengths):
     if name == "longformer" and lengths[0] < 512:
         with pytest.raises(UnsuitableError, match="Longformer pads 64 tokens to its window of 512"):
-            build_peer(name, TINY, 64)
+            build_baseline(name, TINY, 64)
         return
     for length in lengths:
-        model = build_peer(name, TINY, length)
+        model = build_baseline(name, TINY, length)
         padding = 0.0 if name == "nystromformer" else 0.2  # Transformers' Nystromformer fails on a mask
-        states = model(**cell(length=length, padding=padding).batch()).last_hidden_state
+        states = model(**measurement(length=length, padding=padding).batch()).last_hidden_state
         assert states.shape == (512 // length or 1, length, 32)
         (states * torch.randn_like(states)).sum().backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -59,15 +61,15 @@ def test_every_model_runs_forward_and_backward(name, lengths):
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_every_dropout_of_a_model_has_the_rate_asked_for(name):
-    model = build_peer(name, replace(TINY, dropout=0.3), 512)
+    model = build_baseline(name, replace(TINY, dropout=0.3), 512)
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.3}
     assert {rate for key, rate in vars(model.config).items() if "dropout" in key and key[:10] != "classifier"} == {0.3}
 
 
 def test_the_forms_of_s3bert_reach_its_configuration():
-    forms = {name: build_peer(name, TINY, 64).config for name in PEERS if name.startswith("s3bert")}
+    forms = {name: build_baseline(name, TINY, 64).config for name in BASELINES if name.startswith("s3bert")}
     assert {name: (config.attention_form, config.smoother_form) for name, config in forms.items()} == {
         "s3bert": ("auto", "auto"),
         "s3bert-direct": ("direct", "direct"),
@@ -78,15 +80,15 @@ def test_the_forms_of_s3bert_reach_its_configuration():
 
 
 def test_modernberts_feed_forward_does_the_arithmetic_of_the_others():
-    batch = cell(length=64).batch()
-    bert, modern = (training_flops(build_peer(name, TINY, 64), batch) for name in ("bert", "modernbert"))
+    batch = measurement(length=64).batch()
+    bert, modern = (training_flops(build_baseline(name, TINY, 64), batch) for name in ("bert", "modernbert"))
     assert modern == pytest.approx(bert, rel=0.02)
 
 
 def test_weights_that_a_model_keeps_in_float32_stay_so():
     dtypes = {
         key: tensor.dtype
-        for key, tensor in build_peer("s3bert", replace(TINY, dtype="bfloat16"), 64).named_parameters()
+        for key, tensor in build_baseline("s3bert", replace(TINY, dtype="bfloat16"), 64).named_parameters()
     }
     assert all(
         (dtype == torch.float32) == ("smoother.filter" in key or "smoother.norm" in key)
@@ -96,7 +98,7 @@ def test_weights_that_a_model_keeps_in_float32_stay_so():
 
 @pytest.mark.parametrize("padding", [0.25, 0.7])
 def test_padding_is_on_the_right_and_as_much_as_asked_for(padding):
-    batch = cell(length=128, batch_size=40, padding=padding).batch()
+    batch = measurement(length=128, batch_size=40, padding=padding).batch()
     mask = batch["attention_mask"]
     assert 1 - mask.float().mean() == pytest.approx(padding, abs=0.01)
     lengths = mask.sum(1)
@@ -104,7 +106,7 @@ def test_padding_is_on_the_right_and_as_much_as_asked_for(padding):
     assert lengths.min() >= 1
     assert len(lengths.unique()) > 20
     assert torch.equal(batch["input_ids"] == 0, mask == 0)
-    assert set(cell().batch()) == {"input_ids"}, "without padding there is no mask"
+    assert set(measurement().batch()) == {"input_ids"}, "without padding there is no mask"
 
 
 def test_the_exponent_is_the_slope_from_512_tokens_on():
@@ -176,7 +178,7 @@ def test_without_proc_memory_is_told_as_a_lower_bound(monkeypatch, tmp_path):
 
 def test_memory_repeats_and_grows_with_the_batch():
     size = replace(TINY, hidden_size=128, intermediate_size=512)
-    small, again, large = (measure_memory(cell(size=size, batch_size=batch)) for batch in (8, 8, 32))
+    small, again, large = (measure_memory(measurement(size=size, batch_size=batch)) for batch in (8, 8, 32))
     assert again["peak_bytes"] == pytest.approx(small["peak_bytes"], rel=0.05)
     assert 3 < large["peak_bytes"] / small["peak_bytes"] < 4.2
     assert small["model_bytes"] > 4 * 2 * 12 * 128**2 * 0.9
@@ -192,19 +194,19 @@ def test_a_killed_process_is_a_cell_out_of_memory():
 
     thread = threading.Thread(target=kill)
     thread.start()
-    record = measure_memory(cell(batch_size=3000))
+    record = measure_memory(measurement(batch_size=3000))
     thread.join()
     assert record["empty"] == OUT_OF_MEMORY
 
 
 def test_a_model_that_fails_or_does_not_fit_leaves_the_others_their_figures():
     size = replace(TINY, dtype="bfloat16")
-    fnet, longformer, bert = measure_speeds([cell(name, size=size) for name in ("fnet", "longformer", "bert")])
+    fnet, longformer, bert = measure_speeds([measurement(name, size=size) for name in ("fnet", "longformer", "bert")])
     assert "BFloat16" in fnet["empty"]
     assert longformer["empty"].startswith("Longformer pads 64 tokens")
     assert len(bert["seconds"]) >= 3
     assert set(bert["relative"]) == {1.0}
-    (huge,) = measure_speeds([cell(size=replace(TINY, vocab_size=10**15))])
+    (huge,) = measure_speeds([measurement(size=replace(TINY, vocab_size=10**15))])
     assert huge["empty"] == OUT_OF_MEMORY
 
 

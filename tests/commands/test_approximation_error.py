@@ -13,7 +13,7 @@ def test_errors_fall_with_the_size_of_the_sketch_and_are_kept_with_their_draws(t
     words = ["--lengths", "48", "--sizes", "4", "16", "48", "--num_draws", "2", "--output_dir", str(tmp_path)]
     errors = approximation_error.main([*words, "--scale", "0.5"])
     for name in ("skyformer", "nystrom"):
-        few, some, all_ = (sum(cell["errors"]) for cell in errors[name])
+        few, some, all_ = (sum(trial["errors"]) for trial in errors[name])
         assert few > some > all_
     assert json.loads((tmp_path / "all_results.json").read_text())["errors"] == errors
     assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")

@@ -99,13 +99,13 @@ def test_a_dry_run_of_publishing_lists_what_others_need_and_nothing_else(pretrai
 def test_a_card_of_its_own_is_published_with_the_pictures_it_shows(pretrained, tmp_path, capsys):
     folder, report = tmp_path / "run", tmp_path / "report"
     shutil.copytree(pretrained, folder)
-    (report / "pictures").mkdir(parents=True)
+    (report / "plots").mkdir(parents=True)
     metadata = "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: fill-mask\n---\n"
-    (report / "card.md").write_text(metadata + "# A card\n\n![GLUE](pictures/glue.png)\n")
+    (report / "card.md").write_text(metadata + "# A card\n\n![GLUE](plots/glue.png)\n")
     words = ["--folder", str(folder), "--card", str(report / "card.md"), "--dry_run"]
     with pytest.raises(ValueError, match=r"card.md shows .*glue.png, which is not there"):
         push_to_hub.main(words)
-    (report / "pictures" / "glue.png").write_bytes(b"\x89PNG")
+    (report / "plots" / "glue.png").write_bytes(b"\x89PNG")
     push_to_hub.main(words)
     assert "card.md would become README.md" in capsys.readouterr().out
     assert (folder / "README.md").read_bytes() == (pretrained / "README.md").read_bytes(), "a dry run writes nothing"

@@ -49,8 +49,8 @@ def test_a_causal_mixer_learns_to_copy(tmp_path):
     words = ["--length", "12", "--num_symbols", "4", "--max_train_steps", "300", "--learning_rate", "5e-3"]
     words += ["--mixer", "fmm:bandwidth=8", "--seed", "1", "--output_dir", str(tmp_path)]
     results = run_copy_task.main(words)
-    (cell,) = results["arms"]["fmm:bandwidth=8"]["settings"][0]["cells"]
-    assert cell["metrics"]["test_accuracy"] > 0.5, "chance is 0.25"
+    (trial,) = results["variants"]["fmm:bandwidth=8"]["settings"][0]["trials"]
+    assert trial["metrics"]["test_accuracy"] > 0.5, "chance is 0.25"
     assert (tmp_path / "curves.png").exists()
     assert run_copy_task.main(words) == results, "nothing is trained twice"
     with pytest.raises(ValueError, match="was made with num_eval_batches = 8, now it is 2"):

@@ -28,7 +28,7 @@ def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
     )
     text = page.read_text()
 
-    tests = [cell["metrics"]["test_accuracy"] for cell in results["arms"]["fourier"]["settings"][0]["cells"]]
+    tests = [trial["metrics"]["test_accuracy"] for trial in results["variants"]["fourier"]["settings"][0]["trials"]]
     assert f"| fourier | {100 * sum(tests) / len(tests):.2f} ±" in text, "the overview's"
     assert "| fourier, the papers' | 35.33 |" in text
     assert "| linear:causal=false |" in text
@@ -50,11 +50,12 @@ def test_a_page_holds_what_the_runs_wrote_and_copies_of_their_files(tmp_path):
 
 
 def lra_run(task: str, **accuracies: float) -> dict:
-    """What a run of arms on a task leaves for the overview."""
-    arms = {
-        label: {"settings": [{"cells": [{"metrics": {"test_accuracy": value}}]}]} for label, value in accuracies.items()
+    """What a run of variants on a task leaves for the overview."""
+    variants = {
+        label: {"settings": [{"trials": [{"metrics": {"test_accuracy": value}}]}]}
+        for label, value in accuracies.items()
     }
-    return {"task": task, "comparison": "mixers", "arms": arms}
+    return {"task": task, "comparison": "mixers", "variants": variants}
 
 
 def test_every_arm_of_every_run_has_a_place_of_its_own_and_a_paper_stands_beside_its_own_settings():
@@ -100,7 +101,7 @@ def test_forecasters_stand_beside_the_paper_with_the_variant_that_validation_cho
     arguments = ["--runs", str(tmp_path / "runs/ili"), "--title", "Forecasts", "--output_dir", str(tmp_path / "page")]
     text = report_runs.main(arguments).read_text()
     for place, horizon in enumerate(("24", "60")):
-        trained = [results[horizon][model]["settings"][0]["cells"][0]["metrics"] for model in models[:2]]
+        trained = [results[horizon][model]["settings"][0]["trials"][0]["metrics"] for model in models[:2]]
         best = min(trained, key=lambda metrics: metrics["mse"])
         mixed, _, last, paper, _ = (float(cell) for cell in _row(text, f"ili, 36 to {horizon}"))
         assert mixed == round(best["test_mse"], 3)

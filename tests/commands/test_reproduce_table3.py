@@ -55,7 +55,7 @@ def comparison(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(comparison):
+def test_a_comparison_leaves_results_that_name_their_files_tables_and_plots(comparison):
     results = json.loads((comparison / "report" / "results.json").read_text())
     assert list(results["models"]) == ["bert", "s3bert"]
     for model, entry in results["models"].items():
@@ -72,8 +72,8 @@ def test_a_comparison_leaves_results_that_name_their_files_tables_and_pictures(c
     assert "no verdict" in text
     assert "it has not left its first plateau" in text
     assert ", the paper's" not in text, "other tasks than the paper's stand beside nothing of the paper's"
-    for picture in ("glue.png", "pretraining.png"):
-        assert (comparison / "report" / picture).read_bytes().startswith(b"\x89PNG")
+    for plot in ("glue.png", "pretraining.png"):
+        assert (comparison / "report" / plot).read_bytes().startswith(b"\x89PNG")
     card = ModelCard.load(comparison / "report" / "s3bert.md")
     figures = {(found.dataset_name, found.metric_type): found.metric_value for found in card.data.eval_results}
     assert figures["synthetic", "loss"] == results["models"]["s3bert"]["eval_loss"]

@@ -1,4 +1,4 @@
-"""scripts/run_forecasting.py: every forecaster on a made series, tables, pictures, no run twice, and errors."""
+"""scripts/run_forecasting.py: every forecaster on a made series, tables, plots, no run twice, and errors."""
 
 import json
 import re
@@ -55,31 +55,31 @@ def test_every_forecaster_is_trained_once_and_tabled(data, tmp_path):
     for horizon in ("6", "12"):
         assert list(results["horizons"][horizon]) == MODELS
         for model in MODELS[:3]:
-            cells = results["horizons"][horizon][model]["settings"][0]["cells"]
-            assert [cell["seed"] for cell in cells] == [1, 2]
-            for cell in cells:
-                assert cell["metrics"]["test_mse"] > 0
-                assert "test_mae_without_rest" in cell["metrics"]
-                losses = [record["eval_mse"] for record in cell["history"]]
-                assert cell["metrics"]["mse"] == min(losses), "it ends with its best weights"
+            trials = results["horizons"][horizon][model]["settings"][0]["trials"]
+            assert [trial["seed"] for trial in trials] == [1, 2]
+            for trial in trials:
+                assert trial["metrics"]["test_mse"] > 0
+                assert "test_mae_without_rest" in trial["metrics"]
+                losses = [record["eval_mse"] for record in trial["history"]]
+                assert trial["metrics"]["mse"] == min(losses), "it ends with its best weights"
     table = (tmp_path / "results.md").read_text()
     assert all(f"| {model} |" in table for model in MODELS)
     changes = [
-        abs(cell["metrics"]["test_mse_without_rest"] / cell["metrics"]["test_mse"] - 1)
+        abs(trial["metrics"]["test_mse_without_rest"] / trial["metrics"]["test_mse"] - 1)
         for found in results["horizons"].values()
         for result in found.values()
-        for cell in result.get("settings", [{"cells": []}])[0]["cells"]
+        for trial in result.get("settings", [{"trials": []}])[0]["trials"]
     ]
     assert re.search(rf"by [+-]{100 * max(changes):.1f}% where", table), "what the last incomplete batch changes"
     assert "the paper's" not in table, "the benchmark has no such horizons"
     assert (tmp_path / "forecasts.png").read_bytes().startswith(b"\x89PNG")
-    times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/horizon-*/cells/*/results.json")}
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/horizon-*/trials/*/results.json")}
     assert len(times) == 2 * 2 * 4
     assert run(data, tmp_path, *words) == results
     assert times == {file: file.stat().st_mtime_ns for file in times}
-    (folder,) = {file.parent for file in (tmp_path / "dlinear/horizon-6").glob("cells/*/model.safetensors")}
+    (folder,) = {file.parent for file in (tmp_path / "dlinear/horizon-6").glob("trials/*/model.safetensors")}
     assert json.loads((folder / "config.json").read_text())["context_length"] == 24
-    s3 = next(tmp_path.glob("s3-hidden_size-16*/horizon-6/cells/*/model.safetensors")).parent
+    s3 = next(tmp_path.glob("s3-hidden_size-16*/horizon-6/trials/*/model.safetensors")).parent
     assert AutoModel.from_pretrained(s3).config.prediction_length == 6
 
 

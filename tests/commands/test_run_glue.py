@@ -79,13 +79,13 @@ def arguments(checkpoint: Path, output_dir: Path, *more: str, task: str = "synth
     return [*SMOKE, *names, *more]
 
 
-def test_a_grid_leaves_a_complete_repository_with_the_best_cell_and_all_figures(checkpoints, tmp_path):
+def test_a_grid_leaves_a_complete_repository_with_the_best_trial_and_all_figures(checkpoints, tmp_path):
     argv = arguments(checkpoints / "s3bert", tmp_path, "--learning_rate", "1e-3", "1e-2", "--seed", "1", "2")
     results = run_glue.main(argv)
     assert results == json.loads((tmp_path / "all_results.json").read_text())
-    cells = [cell for setting in results["settings"] for cell in setting["cells"]]
-    assert len(cells) == 4
-    assert [len(cell["history"]) for cell in cells] == [2] * 4, "metrics of each epoch"
+    trials = [trial for setting in results["settings"] for trial in setting["trials"]]
+    assert len(trials) == 4
+    assert [len(trial["history"]) for trial in trials] == [2] * 4, "metrics of each epoch"
     assert results["eval_matthews_correlation"] == results["score_best"]
     assert (results["train_samples"], results["eval_samples"], results["epoch"]) == (64, 40, 2.0)
     assert results["not_the_official_data"] == ["64 of 4,000 train rows", "40 of 500 validation rows"]
@@ -98,12 +98,12 @@ def test_a_grid_leaves_a_complete_repository_with_the_best_cell_and_all_figures(
     assert lines[1:] == [f"{i}\t{prediction['label']}" for i, prediction in enumerate(predictions)]
     for name in ("README.md", "results.md", "arguments.yaml", "modeling_s3bert.py", "tokenizer.json"):
         assert (tmp_path / name).exists(), name
-    for cell in cells:
-        folder = tmp_path / "cells" / cell["name"]
-        assert {"cell.json", "results.json", "log.jsonl"} <= {file.name for file in folder.iterdir()}
+    for trial in trials:
+        folder = tmp_path / "trials" / trial["name"]
+        assert {"trial.json", "results.json", "log.jsonl"} <= {file.name for file in folder.iterdir()}
         assert len((folder / "predict_results_synthetic_acceptability.txt").read_text().splitlines()) == 41
 
-    logs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("cells/*/log.jsonl")}
+    logs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("trials/*/log.jsonl")}
     assert run_glue.main(argv) == results, "the same call again gives the same"
     assert {file: file.stat().st_mtime_ns for file in logs} == logs, "and trains nothing"
 
@@ -113,13 +113,13 @@ def test_a_killed_cell_goes_on_to_the_last_digit(checkpoints, tmp_path):
     argv = arguments(checkpoints / "s3bert", tmp_path / "killed", *changes)
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen([sys.executable, str(SCRIPT), *argv], stdout=output, stderr=output)
-        cells = tmp_path / "killed/cells"
-        while not list(cells.glob("*/checkpoint-*")) and process.poll() is None:
+        trials = tmp_path / "killed/trials"
+        while not list(trials.glob("*/checkpoint-*")) and process.poll() is None:
             time.sleep(0.02)
         process.kill()
         process.wait()
-    assert list(cells.glob("*/checkpoint-*")), f"not killed on its way: {(tmp_path / 'output').read_text()}"
-    assert not list(cells.glob("*/results.json"))
+    assert list(trials.glob("*/checkpoint-*")), f"not killed on its way: {(tmp_path / 'output').read_text()}"
+    assert not list(trials.glob("*/results.json"))
     resumed = run_glue.main(argv)
     straight = run_glue.main(arguments(checkpoints / "s3bert", tmp_path / "straight", *changes))
     assert {name: value for name, value in resumed.items() if name.startswith(("eval_", "train_loss"))} == {
@@ -164,8 +164,8 @@ def test_models_of_other_types_run_and_fnet_is_padded_to_one_length(checkpoints,
         caplog.clear()
         with caplog.at_level("INFO"):
             run_glue.main(arguments(checkpoints / name, tmp_path / name, "--max_train_steps", "2"))
-        (cell,) = (tmp_path / name).glob("cells/*/cell.json")
-        assert json.loads(cell.read_text())["pad_to_max_length"] == (name == "fnet")
+        (trial,) = (tmp_path / name).glob("trials/*/trial.json")
+        assert json.loads(trial.read_text())["pad_to_max_length"] == (name == "fnet")
         assert ("every batch is padded to 16 tokens" in caplog.text) == (name == "fnet")
 
 

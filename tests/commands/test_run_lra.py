@@ -72,17 +72,17 @@ def test_every_mixer_trains(mixer, data, tmp_path):
     own = ",".join(f"{name}={value}" for name, value in OWN.get(mixer, {}).items())
     spec = f"{mixer}:{own}" if own else mixer
     results = run(data, tmp_path, "--mixer", spec, "--seed", "1", "--max_train_samples", "16")
-    (cell,) = results["arms"][spec]["settings"][0]["cells"]
-    assert 0 <= cell["metrics"]["test_accuracy"] <= 1
-    assert cell["steps"] == 2
+    (trial,) = results["variants"][spec]["settings"][0]["trials"]
+    assert 0 <= trial["metrics"]["test_accuracy"] <= 1
+    assert trial["steps"] == 2
 
 
 def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data, tmp_path):
     first = run(data, tmp_path, "--ablate", "--mixer", "s3")
-    assert list(first["arms"]) == list(run_lra.ABLATIONS)
-    for result in first["arms"].values():
-        assert [cell["seed"] for cell in result["settings"][0]["cells"]] == [1, 2]
-    times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/cells/*/results.json")}
+    assert list(first["variants"]) == list(run_lra.ABLATIONS)
+    for result in first["variants"].values():
+        assert [trial["seed"] for trial in result["settings"][0]["trials"]] == [1, 2]
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/trials/*/results.json")}
     assert len(times) == 2 * len(run_lra.ABLATIONS)
     assert run(data, tmp_path, "--ablate", "--mixer", "s3") == first
     assert times == {file: file.stat().st_mtime_ns for file in times}
@@ -109,9 +109,9 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
 )
 def test_every_task_is_read_and_trained_on(task, words, data, tmp_path):
     results = run(data, tmp_path, "--task_name", task, "--seed", "1", *words)
-    for result in results["arms"].values():
-        assert result["settings"][0]["cells"][0]["metrics"]["test_loss"] > 0
-    assert len(results["arms"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
+    for result in results["variants"].values():
+        assert result["settings"][0]["trials"][0]["metrics"]["test_loss"] > 0
+    assert len(results["variants"]) == (2 if {"--noise", "--vary", "--mixer"} & set(words) else 1)
 
 
 def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
@@ -148,7 +148,7 @@ def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
 def test_a_papers_figure_stands_beside_the_settings_it_is_for(task, words, published, tmp_path):
     words = ["--task_name", task, "--mixer", *words, "--output_dir", str(tmp_path)]
     arguments, _ = parse_arguments((run_lra.LraArguments, run_lra.GridConfig), words)
-    assert [arguments.published(arm) for arm in arguments.arms()] == published
+    assert [arguments.published(variant) for variant in arguments.variants()] == published
 
 
 @pytest.mark.parametrize("mixer", ["s3", "fmm", "skyformer"])
@@ -163,17 +163,18 @@ def test_the_defaults_of_a_mixer_are_the_settings_of_its_papers_figure(mixer):
 def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(data, tmp_path):
     words = ["--self_pretrain_epochs", "1", "--incoherence", "--instability", "--hidden_size", "32", "--seed", "1"]
     words += ["--num_warmup_steps", "100"]
-    (result,) = run(data, tmp_path, *words)["arms"].values()
+    (result,) = run(data, tmp_path, *words)["variants"].values()
     assert (
-        result["self_pretrained"]["settings"][0]["cells"][0]["metrics"] != result["settings"][0]["cells"][0]["metrics"]
+        result["self_pretrained"]["settings"][0]["trials"][0]["metrics"]
+        != result["settings"][0]["trials"][0]["metrics"]
     )
     head, _, row = (tmp_path / "results.md").read_text().splitlines()[4:7]
     titles = [title.strip() for title in head.split("|")[1:-1]]
     assert titles[5:7] == ["test accuracy after self-pretraining", "incoherence after 16"]
     assert titles[-2:] == ["instability after", "instability before"]
     assert all(cell.strip() for cell in row.split("|")[1:-1])
-    (log,) = tmp_path.glob("*/after-self-pretraining/cells/*/self-pretrained/log.jsonl")
-    assert (log.parent / "model.safetensors").exists(), "who removes a cell removes this, too"
+    (log,) = tmp_path.glob("*/after-self-pretraining/trials/*/self-pretrained/log.jsonl")
+    assert (log.parent / "model.safetensors").exists(), "who removes a trial removes this, too"
     rates = [record["learning_rate"] for record in map(json.loads, log.read_text().splitlines()) if "loss" in record]
     assert max(rates) > 5e-4, "a warm-up longer than these 8 steps is cut"
 
@@ -265,7 +266,7 @@ def test_a_run_on_examples_that_lie_on_the_gpu_is_that_on_batches_of_worker_proc
     for workers in ("0", "1"):
         words = ["--task_name", task, "--mixer", "softmax", "--seed", "1", "--dataloader_num_workers", workers]
         results = run(data, tmp_path / workers, *words)
-        losses.append(results["arms"]["softmax"]["settings"][0]["cells"][0]["metrics"]["test_loss"])
+        losses.append(results["variants"]["softmax"]["settings"][0]["trials"][0]["metrics"]["test_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizer
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
-from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences
+from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(95))]
@@ -96,7 +96,7 @@ def test_held_out_figures_are_means_over_predicted_tokens():
             max_position_embeddings=12,
         )
     ).eval()  # fmt: skip
-    held_out = HeldOut(NumberedBlocks(21), Masking.for_tokenizer(TOKENIZER), batch_size=4, max_blocks=10)
+    held_out = MlmEvaluation(NumberedBlocks(21), Masking.for_tokenizer(TOKENIZER), batch_size=4, max_blocks=10)
     figures = held_out(model, Accelerator())
     inputs, labels = (torch.cat([batch[name] for batch in held_out.batches]) for name in ("input_ids", "labels"))
     assert len(inputs) == 10

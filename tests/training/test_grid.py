@@ -1,4 +1,4 @@
-"""The grid of settings: cells trained once, judged by their mean over seeds, with the weights that may still be needed."""
+"""The grid of settings: trials trained once, judged by their mean over seeds, with the weights that may still be needed."""
 
 from pathlib import Path
 
@@ -38,12 +38,12 @@ def grid(folder: Path, **changes) -> GridConfig:
 
 
 def test_cells_are_all_combinations_each_a_proper_config_in_its_own_folder(tmp_path):
-    cells = grid(tmp_path, per_device_train_batch_size=[16, 32, 16], gradient_accumulation_steps=2).cells()
-    assert len(cells) == 2 * 2 * 2
-    cell = cells["lr0.0001-batch64-epochs3-seed2"]
-    assert type(cell) is TrainingConfig
-    assert (cell.learning_rate, cell.per_device_train_batch_size, cell.seed) == (1e-4, 32, 2)
-    assert Path(cell.output_dir) == tmp_path / "cells/lr0.0001-batch64-epochs3-seed2"
+    trials = grid(tmp_path, per_device_train_batch_size=[16, 32, 16], gradient_accumulation_steps=2).trials()
+    assert len(trials) == 2 * 2 * 2
+    trial = trials["lr0.0001-batch64-epochs3-seed2"]
+    assert type(trial) is TrainingConfig
+    assert (trial.learning_rate, trial.per_device_train_batch_size, trial.seed) == (1e-4, 32, 2)
+    assert Path(trial.output_dir) == tmp_path / "trials/lr0.0001-batch64-epochs3-seed2"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_settings_are_ranked_by_mean_over_seeds_not_by_their_luckiest_seed(tmp_p
     assert max(SCORES.values()) == SCORES[1e-4, 1], "the premise: the luckiest seed is of the worse setting"
     results = grid_results(settings)
     assert results["best_setting"] == "lr0.001-batch32-epochs3"
-    assert results["best_cell"] == "lr0.001-batch32-epochs3-seed2"
+    assert results["best_trial"] == "lr0.001-batch32-epochs3-seed2"
     assert results["score_mean"] == pytest.approx(0.7)
     assert results["score_std"] == pytest.approx(0.02**0.5)
     assert (results["score_best"], results["eval_accuracy"], results["epoch"]) == (0.8, 0.8, 1.0)
-    assert [cell["score"] for setting in results["settings"] for cell in setting["cells"]] == [0.6, 0.8, 0.9, 0.1]
+    assert [trial["score"] for setting in results["settings"] for trial in setting["trials"]] == [0.6, 0.8, 0.9, 0.1]
     assert "| 0.001 | 32 | 3 | 70.00 | 14.14 | 1: 60.00, 2: 80.00 |" in settings_table(settings, "accuracy")
 
 
@@ -79,9 +79,9 @@ def test_finished_cells_are_never_trained_again_and_more_values_are_just_more_ce
     assert len(trainings.trained) == 4
     wider = run_grid(grid(tmp_path, learning_rate=[1e-3], seed=[1, 2, 3]), {"task": "cola"}, trainings)
     assert trainings.trained[4:] == [(1e-3, 3)]
-    publish_model(tmp_path / "cells" / wider[0].best_cell.name, tmp_path)
+    publish_model(tmp_path / "trials" / wider[0].best_trial.name, tmp_path)
     assert (tmp_path / "model.safetensors").read_text() == "model.safetensors of 0.001 3"
-    assert not (tmp_path / "log.jsonl").exists(), "a cell's log is not part of the model"
+    assert not (tmp_path / "log.jsonl").exists(), "a trial's log is not part of the model"
 
 
 def test_a_cell_made_otherwise_is_not_taken_for_finished(tmp_path):
@@ -96,7 +96,7 @@ def test_a_cell_made_otherwise_is_not_taken_for_finished(tmp_path):
 @pytest.mark.parametrize("decides", [{"load_best_model_at_end": True}, {"early_stopping_patience": 2}])
 def test_steps_between_evaluations_count_where_they_decide_which_weights_are_kept(tmp_path, decides):
     run_grid(grid(tmp_path / "plain", eval_steps=5), {}, Trainings())
-    assert "eval_steps" not in next(tmp_path.glob("plain/cells/*/cell.json")).read_text()
+    assert "eval_steps" not in next(tmp_path.glob("plain/trials/*/trial.json")).read_text()
     run_grid(grid(tmp_path / "plain", eval_steps=7), {}, Trainings())
     run_grid(grid(tmp_path / "best", eval_steps=5, **decides), {}, Trainings())
     with pytest.raises(ValueError, match="was made with eval_steps = 5, now it is 7"):
@@ -106,7 +106,7 @@ def test_steps_between_evaluations_count_where_they_decide_which_weights_are_kep
 def test_an_interrupted_grid_goes_on_with_the_cell_it_was_in(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_grid(grid(tmp_path), {}, Trainings(SCORES | {(1e-3, 1): KeyboardInterrupt()}))
-    assert list(tmp_path.glob("cells/lr0.001-*/checkpoint-5")), "what the cell had reached is kept"
+    assert list(tmp_path.glob("trials/lr0.001-*/checkpoint-5")), "what the trial had reached is kept"
     rest = Trainings()
     run_grid(grid(tmp_path), {}, rest)
     assert rest.trained == [(1e-3, 1), (1e-3, 2)]
@@ -126,9 +126,9 @@ def test_a_setting_that_diverges_costs_neither_the_grid_nor_a_second_attempt(tmp
 
 def test_only_the_best_seed_of_each_setting_keeps_its_weights_and_none_its_checkpoints(tmp_path):
     run_grid(grid(tmp_path), {}, Trainings())
-    kept = sorted(file.parent.name for file in tmp_path.glob("cells/*/model.safetensors"))
+    kept = sorted(file.parent.name for file in tmp_path.glob("trials/*/model.safetensors"))
     assert kept == ["lr0.0001-batch32-epochs3-seed1", "lr0.001-batch32-epochs3-seed2"]
-    assert len(list(tmp_path.glob("cells/*/results.json"))) == 4
-    assert not list(tmp_path.glob("cells/*/checkpoint-*"))
+    assert len(list(tmp_path.glob("trials/*/results.json"))) == 4
+    assert not list(tmp_path.glob("trials/*/checkpoint-*"))
     with pytest.raises(FileNotFoundError, match="no weights any more"):
-        publish_model(tmp_path / "cells/lr0.001-batch32-epochs3-seed1", tmp_path)
+        publish_model(tmp_path / "trials/lr0.001-batch32-epochs3-seed1", tmp_path)

@@ -34,8 +34,8 @@ from s3bert import (
     S3BertForSequenceClassification,
     S3BertForTokenClassification,
 )
-from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences
-from s3bert.training.checkpoints import all_checkpoints, damage
+from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
+from s3bert.training.checkpoints import all_checkpoints, validate_checkpoint
 from s3bert.training.log import read_log
 from s3bert.training.loop import TrainingConfig, train
 
@@ -82,7 +82,7 @@ def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: flo
     batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed, short)
     if slowness:
         register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
-    return train(model, batches, config, HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())
+    return train(model, batches, config, MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())
 
 
 def exact(records: list[dict]) -> list[dict]:
@@ -158,12 +158,12 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_it_taken(whole_run, tmp_pa
     newest, before = all_checkpoints(folder)[::-1]
     with (newest / "optimizer.safetensors").open("r+b") as file:
         file.truncate(1000)
-    assert "1,000 bytes instead of" in damage(newest)
+    assert "1,000 bytes instead of" in validate_checkpoint(newest)
     result = pretrain(folder, resume_from_checkpoint="latest")
     assert f"{newest} is damaged (optimizer.safetensors has 1,000 bytes" in caplog.text
     assert f"Resuming from {before}" in caplog.text
     assert exact(result.history) == exact(read_log(whole_run / "log.jsonl"))
-    assert damage(newest) is None, "the damaged checkpoint was written again"
+    assert validate_checkpoint(newest) is None, "the damaged checkpoint was written again"
 
 
 def test_a_flipped_byte_is_found_by_the_checksum(whole_run, tmp_path):
@@ -196,7 +196,7 @@ def test_a_disk_that_fills_during_a_checkpoint_leaves_the_previous_one_whole(sma
         pretrain(small_disk, save_steps=1, save_total_limit=0)
     checkpoints = all_checkpoints(small_disk)
     assert checkpoints
-    assert [damage(checkpoint) for checkpoint in checkpoints] == [None] * len(checkpoints)
+    assert [validate_checkpoint(checkpoint) for checkpoint in checkpoints] == [None] * len(checkpoints)
     assert not list(small_disk.glob(".*unfinished"))
 
 
@@ -204,7 +204,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     with pytest.raises(FloatingPointError, match=r"not finite since step .*checkpoint-1.*learning_rate"):
         pretrain(tmp_path, save_steps=1, learning_rate=1e30, num_warmup_steps=0, lr_scheduler_type="constant")
     (checkpoint,) = all_checkpoints(tmp_path)[-1:]
-    assert damage(checkpoint) is None
+    assert validate_checkpoint(checkpoint) is None
     assert all(math.isfinite(record["loss"]) for record in read_log(tmp_path / "log.jsonl"))
 
 
@@ -351,7 +351,7 @@ def test_early_stopping_waits_its_patience_and_saves(tmp_path):
         tmp_path, still, learning_rate=0.0, early_stopping_patience=2, eval_steps=2, activation_checkpointing=True
     )
     assert result.step == 6, "best at step 2, then two evaluations without a better one"
-    assert damage(tmp_path / "checkpoint-6") is None
+    assert validate_checkpoint(tmp_path / "checkpoint-6") is None
 
 
 def test_a_run_that_stopped_early_does_not_go_on_when_called_again(tmp_path):
@@ -374,7 +374,7 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
     )  # fmt: skip
     model = S3BertForMaskedLM(S3BertConfig(**SIZES))
     masking = Masking.for_tokenizer(tokenizer())
-    held_out = HeldOut(MadeUpBlocks(), masking, 8, max_blocks=10)
+    held_out = MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10)
     result = train(model, MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), 0), config, held_out)
     losses = [record["eval_loss"] for record in result.history if "eval_loss" in record]
     assert len(losses) == 4

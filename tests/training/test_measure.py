@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from s3bert.training.flops import peak_flops, training_flops
 from transformers import BertConfig, BertForMaskedLM
 
 from s3bert import S3BertConfig, S3BertForMaskedLM, S3BertModel
+from s3bert.training.flops import peak_flops, training_flops
 
 
 SIZES = dict(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)

@@ -1,6 +1,6 @@
 """Encoders to compare with S3BERT, each at any size: same width, depth, vocabulary, activation, and feed-forward arithmetic.
 
-One line in `PEERS`, with a small function where a model has fields of its own, adds a model. Filters and position tables
+One line in `BASELINES`, with a small function where a model has fields of its own, adds a model. Filters and position tables
 are as long as the sequences it is compared at, and some models change themselves at the first call: build one per length.
 """
 
@@ -75,7 +75,7 @@ class Peer:
     note: str = ""
 
 
-def build_peer(name: str, size: EncoderSize, length: int, device: torch.device | str = "cpu") -> PreTrainedModel:
+def build_baseline(name: str, size: EncoderSize, length: int, device: torch.device | str = "cpu") -> PreTrainedModel:
     """The encoder `name` with new weights, without a pooler where that is a choice, for sequences of `length` tokens.
 
     As in `from_pretrained` with a dtype, weights that a model wants in float32 stay so.
@@ -83,7 +83,7 @@ def build_peer(name: str, size: EncoderSize, length: int, device: torch.device |
     Raises:
         UnsuitableError: it does not take such a length.
     """
-    model = PEERS[name].build(size, length).to(device, getattr(torch, size.dtype))
+    model = BASELINES[name].build(size, length).to(device, getattr(torch, size.dtype))
     float32 = tuple(model._keep_in_fp32_modules_strict or ())
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):
         if any(part in key for part in float32):
@@ -189,7 +189,7 @@ def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
     return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
 
 
-PEERS: dict[str, Peer] = {
+BASELINES: dict[str, Peer] = {
     "s3bert": Peer(_s3bert),
     "s3bert-direct": Peer(partial(_s3bert, attention_form="direct", smoother_form="direct")),
     "s3bert-short": Peer(partial(_s3bert, attention_form="low_rank", smoother_form="short")),
@@ -208,5 +208,5 @@ PEERS: dict[str, Peer] = {
     ),
     "ponet": Peer(_ponet, "a whole sequence is one segment: no token is taken for [CLS] or [SEP]"),
 }
-ENCODERS = tuple(PEERS)  # of text
-PEERS |= {f"lra-{mixer}": Peer(partial(_lra, mixer=mixer)) for mixer in MIXERS}
+ENCODERS = tuple(BASELINES)  # of text
+BASELINES |= {f"lra-{mixer}": Peer(partial(_lra, mixer=mixer)) for mixer in MIXERS}

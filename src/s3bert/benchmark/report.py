@@ -1,4 +1,4 @@
-"""The tables and the picture of a benchmark's `results.json`."""
+"""The tables and the plot of a benchmark's `results.json`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from s3bert.files import table
 from s3bert.plots import save, subplots
 
-from .encoders import PEERS
+from .encoders import BASELINES
 from .results import Record
 
 
@@ -46,9 +46,9 @@ def speed_report(results: Record) -> str:
     for mode in dict.fromkeys(record["mode"] for record in results["speed"]):
         sections.append(_mode_section(mode, results))
     notes = [
-        f"- {model}: {PEERS[model].note}."
+        f"- {model}: {BASELINES[model].note}."
         for model in dict.fromkeys(record["model"] for record in results["speed"] if "seconds" in record)
-        if PEERS[model].note
+        if BASELINES[model].note
     ]
     reasons = {}
     for record in results["speed"] + results["memory"]:

@@ -1,4 +1,4 @@
-"""A benchmark's `results.json`: its settings, its machine, and a record for each cell, kept from one call to the next."""
+"""A benchmark's `results.json`: its settings, its machine, and a record for each measurement, kept from one call to the next."""
 
 import json
 import platform
@@ -20,7 +20,7 @@ class SpeedResults:
     """The records of speed and memory by (model, length, mode); the file is written anew after every addition.
 
     Args:
-        file: read if it is there. settings: what all cells have in common. device: its name is part of the machine's.
+        file: read if it is there. settings: what all measurements have in common. device: its name is part of the machine's.
 
     Raises:
         ValueError: the file's records were measured with other settings or on another machine.
@@ -45,7 +45,7 @@ class SpeedResults:
             self.content = old
 
     def find(self, part: Literal["speed", "memory"], model: str, length: int, mode: str) -> Record | None:
-        """The record of a cell, None where it is missing."""
+        """The record of a measurement, None where it is missing."""
         for record in self.content[part]:
             if (record["model"], record["length"], record["mode"]) == (model, length, mode):
                 return record

@@ -1,8 +1,8 @@
-"""Speed and peak memory of encoders side by side, over lengths and modes; every finished cell is kept on disk.
+"""Speed and peak memory of encoders side by side, over lengths and modes; every finished measurement is kept on disk.
 
-A cell is one model at one length in one mode. The speeds of a length and mode are measured together, round by round in one
+A measurement is one model at one length in one mode. The speeds of a length and mode are measured together, round by round in one
 process; each memory figure comes from a process of its own. `results.json` is rewritten after each, so a run that was
-stopped goes on with the cells that are missing, and more models, lengths and modes asked for later are just more cells.
+stopped goes on with the measurements that are missing, and more models, lengths and modes asked for later are just more measurements.
 """
 
 import logging
@@ -24,7 +24,7 @@ from transformers.hf_argparser import HfArg
 from s3bert.arguments import close_match
 from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
 
-from .encoders import ENCODERS, PEERS, EncoderSize, UnsuitableError, build_peer
+from .encoders import BASELINES, ENCODERS, EncoderSize, UnsuitableError, build_baseline
 from .measure import Mode, interleaved_seconds, make_step
 from .profiling import profile_step
 from .results import Record, SpeedResults
@@ -71,8 +71,8 @@ class BenchmarkConfig:
 
     def __post_init__(self):
         for name in (*self.models, self.baseline):
-            if name not in PEERS:
-                raise ValueError(f"There is no model {name!r} to measure.{close_match(name, PEERS)}")
+            if name not in BASELINES:
+                raise ValueError(f"There is no model {name!r} to measure.{close_match(name, BASELINES)}")
         for mode in self.modes:
             if mode not in get_args(Mode):
                 raise ValueError(f"There is no mode {mode!r}.{close_match(mode, get_args(Mode))}")
@@ -90,7 +90,7 @@ class BenchmarkConfig:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """One model at one length in one mode, with all that decides its figure; it travels to the process that measures."""
 
     model: str
@@ -113,10 +113,10 @@ class Cell:
         """A new model on the device.
 
         Raises:
-            UnsuitableError: see `build_peer`.
+            UnsuitableError: see `build_baseline`.
         """
         torch.manual_seed(self.config.seed)
-        model = build_peer(self.model, self.size, self.length, self.config.device)
+        model = build_baseline(self.model, self.size, self.length, self.config.device)
         if self.mode == "inference" and hasattr(model, "fold_filters"):  # S3BERT's preparation for inference
             model.eval().fold_filters(self.length)
         if self.config.torch_compile:
@@ -142,7 +142,7 @@ class Cell:
 
 
 def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
-    """Measures the cells that `results.json` in the output folder lacks, and returns its content.
+    """Measures the measurements that `results.json` in the output folder lacks, and returns its content.
 
     Raises:
         ValueError: there is no such device; the folder's figures were measured with other settings or on another machine.
@@ -153,65 +153,68 @@ def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
     settings = {name: value for name, value in (asdict(size) | asdict(config)).items() if name not in _FREE}
     results = SpeedResults(Path(config.output_dir) / "results.json", settings, config.device)
     groups = [
-        [Cell(model, length, mode, size, config) for model in dict.fromkeys(config.models)]
+        [Measurement(model, length, mode, size, config) for model in dict.fromkeys(config.models)]
         for length in config.lengths
         for mode in config.modes
     ]
-    with tqdm(total=sum(map(len, groups)) * (2 if config.memory else 1), unit="cell") as bar:
-        for cells in groups:
-            bar.set_description(f"speed, {cells[0].mode} at {cells[0].length}")
-            if missing := [cell for cell in cells if not results.find("speed", *cell.key)]:
+    with tqdm(total=sum(map(len, groups)) * (2 if config.memory else 1), unit="measurement") as bar:
+        for measurements in groups:
+            bar.set_description(f"speed, {measurements[0].mode} at {measurements[0].length}")
+            if missing := [measurement for measurement in measurements if not results.find("speed", *measurement.key)]:
                 results.add("speed", measure_speeds(missing))
                 release_memory()
-            bar.update(len(cells))
-        for cell in (cell for cells in groups for cell in cells if config.memory):
-            bar.set_description(f"memory, {cell.mode} at {cell.length}, {cell.model}")
-            if not results.find("memory", *cell.key):
-                empty = results.find("speed", *cell.key).get("empty", OUT_OF_MEMORY)
-                results.add("memory", [measure_memory(cell) if empty == OUT_OF_MEMORY else cell.record(empty=empty)])
+            bar.update(len(measurements))
+        for measurement in (measurement for measurements in groups for measurement in measurements if config.memory):
+            bar.set_description(f"memory, {measurement.mode} at {measurement.length}, {measurement.model}")
+            if not results.find("memory", *measurement.key):
+                empty = results.find("speed", *measurement.key).get("empty", OUT_OF_MEMORY)
+                results.add(
+                    "memory",
+                    [measure_memory(measurement) if empty == OUT_OF_MEMORY else measurement.record(empty=empty)],
+                )
             bar.update()
     return results.content
 
 
-def measure_speeds(cells: list[Cell]) -> list[Record]:
-    """Times cells of one length and mode side by side, and the baseline's beside them.
+def measure_speeds(measurements: list[Measurement]) -> list[Record]:
+    """Times measurements of one length and mode side by side, and the baseline's beside them.
 
     A record has the `seconds` of each round and, where the baseline runs, `relative`, the baseline's seconds over its
     own in each round; or `empty`, why there are none.
     """
-    config = cells[0].config
-    baseline = replace(cells[0], model=config.baseline)
+    config = measurements[0].config
+    baseline = replace(measurements[0], model=config.baseline)
     if config.torch_compile:
         torch.compiler.reset()  # what was compiled for other lengths
     steps, empty = {}, {}
-    for cell in {cell.model: cell for cell in (baseline, *cells)}.values():
+    for measurement in {measurement.model: measurement for measurement in (baseline, *measurements)}.values():
         try:
-            step = make_step(cell.build(), cell.batch(), cell.mode)
+            step = make_step(measurement.build(), measurement.batch(), measurement.mode)
             step()
-            steps[cell.model] = step
+            steps[measurement.model] = step
         except Exception as error:  # of whatever kind: the other models go on
-            empty[cell.model] = _reason(error)
+            empty[measurement.model] = _reason(error)
             if not isinstance(error, UnsuitableError):
-                logger.warning("%s at %d, %s: %s", *cell.key, empty[cell.model])
+                logger.warning("%s at %d, %s: %s", *measurement.key, empty[measurement.model])
     if not steps:
-        return [cell.record(empty=empty[cell.model]) for cell in cells]
+        return [measurement.record(empty=empty[measurement.model]) for measurement in measurements]
     seconds = interleaved_seconds(steps, torch.device(config.device), config.rounds, config.min_seconds, config.seed)
     records = []
-    for cell in cells:
-        if cell.model in empty:
-            records.append(cell.record(empty=empty[cell.model]))
+    for measurement in measurements:
+        if measurement.model in empty:
+            records.append(measurement.record(empty=empty[measurement.model]))
             continue
-        own = seconds[cell.model]
+        own = seconds[measurement.model]
         relative = [other / mine for other, mine in zip(seconds.get(config.baseline, []), own)]
-        records.append(cell.record(seconds=own, relative=relative))
+        records.append(measurement.record(seconds=own, relative=relative))
     return records
 
 
-def measure_memory(cell: Cell) -> Record:
+def measure_memory(measurement: Measurement) -> Record:
     """Peak memory of a step, in a process of its own: a record with `peak_bytes`, or `empty`, why there is none."""
     context = _fresh_processes()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_memory, args=(cell, sender))
+    process = context.Process(target=_send_memory, args=(measurement, sender))
     process.start()
     sender.close()
     try:
@@ -219,7 +222,9 @@ def measure_memory(cell: Cell) -> Record:
     except EOFError:  # it ended without a word; where memory runs out the kernel kills
         process.join()
         killed = process.exitcode == -signal.SIGKILL
-        record = cell.record(empty=OUT_OF_MEMORY if killed else f"its process ended with status {process.exitcode}")
+        record = measurement.record(
+            empty=OUT_OF_MEMORY if killed else f"its process ended with status {process.exitcode}"
+        )
     process.join()
     return record
 
@@ -233,36 +238,38 @@ def _fresh_processes() -> BaseContext:
     return context
 
 
-def _send_memory(cell: Cell, sender: Connection) -> None:
-    _set_up_process(cell.config)
+def _send_memory(measurement: Measurement, sender: Connection) -> None:
+    _set_up_process(measurement.config)
     try:
-        model = cell.build()
-        peak, measured = peak_memory(make_step(model, cell.batch(), cell.mode), torch.device(cell.config.device))
+        model = measurement.build()
+        peak, measured = peak_memory(
+            make_step(model, measurement.batch(), measurement.mode), torch.device(measurement.config.device)
+        )
     except Exception as error:
-        sender.send(cell.record(empty=_reason(error)))
+        sender.send(measurement.record(empty=_reason(error)))
         return
     model_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    sender.send(cell.record(peak_bytes=peak, model_bytes=model_bytes, measured=measured))
+    sender.send(measurement.record(peak_bytes=peak, model_bytes=model_bytes, measured=measured))
 
 
 def profile_model(model: str, size: EncoderSize, config: BenchmarkConfig) -> str:
     """Markdown: where the time of a step goes, at the first length, in each mode; never compiled.
 
     Raises:
-        UnsuitableError: see `build_peer`.
+        UnsuitableError: see `build_baseline`.
     """
     _set_up_process(config)
     length, device = config.lengths[0], torch.device(config.device)
     sections = [f"# {model} at {length} tokens, {config.batch_size_at(length)} sequences a batch\n"]
     for mode in config.modes:
-        cell = Cell(model, length, mode, size, replace(config, torch_compile=False))
-        encoder = cell.build()
-        sections.append(f"## {mode}\n\n{profile_step(encoder, make_step(encoder, cell.batch(), mode), device)}")
+        measurement = Measurement(model, length, mode, size, replace(config, torch_compile=False))
+        encoder = measurement.build()
+        sections.append(f"## {mode}\n\n{profile_step(encoder, make_step(encoder, measurement.batch(), mode), device)}")
     return "\n".join(sections)
 
 
 def _reason(error: Exception) -> str:
-    """Why a cell is empty, in one line."""
+    """Why a measurement is empty, in one line."""
     if isinstance(error, UnsuitableError):
         return str(error)
     text = str(error).strip().partition("\n")[0]
@@ -286,5 +293,5 @@ def _set_up_process(config: BenchmarkConfig) -> None:
         torch.set_num_threads(config.num_threads)
     if config.torch_compile:
         # Dynamo counts all models as one function, and beyond its limit runs what is new uncompiled without a word.
-        torch._dynamo.config.recompile_limit = 4 * len(PEERS)
+        torch._dynamo.config.recompile_limit = 4 * len(BASELINES)
         torch._dynamo.config.fail_on_recompile_limit_hit = True

@@ -3,7 +3,7 @@
     python scripts/approximation_error.py --output_dir runs/approximation
     python scripts/approximation_error.py --scale 0.5 --lengths 256 1024 --sizes 16 64 256 --output_dir runs/approximation-small
 
-The measurement of Skyformer's Figure 1 (Chen et al., NeurIPS 2021), on Gaussian queries and keys: |C' - C| / |C| in the spectral norm,
+The measurement of Skyformer's Metric 1 (Chen et al., NeurIPS 2021), on Gaussian queries and keys: |C' - C| / |C| in the spectral norm,
 C the matrix that values are multiplied by. Skyformer stands for Kernelized Attention's matrix, Nystromformer and Performer for softmax
 attention's. (Linformer's projections are learnt, so a drawn one approximates nothing.) The paper draws queries and keys from models; Gaussian ones, whose spectrum decays slowest, are the hard case.
 The output folder gets `all_results.json`, `results.md` and `errors.png`.

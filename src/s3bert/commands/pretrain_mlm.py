@@ -29,9 +29,9 @@ from s3bert.data.streaming import StreamingCorpus
 from s3bert.files import write_text
 from s3bert.models.sparse_peers import SPARSE_PEERS
 from s3bert.reports.losses import plot_losses
-from s3bert.reports.model_card import Figure, write_model_card
+from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.reports.repository import push_folder
-from s3bert.tasks.mlm import HeldOut, Masking, MlmBatches, ShortSequences, StreamedMlmBatches
+from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences, StreamedMlmBatches
 from s3bert.training.flops import training_flops
 from s3bert.training.loop import TrainingConfig, TrainingResult, process_state, train
 
@@ -184,7 +184,7 @@ def publish(
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
     figures = [
-        Figure("fill-mask", "validation", name, result.metrics[name], corpus_name(corpus))
+        Metric("fill-mask", "validation", name, result.metrics[name], corpus_name(corpus))
         for name in ("loss", "perplexity", "accuracy")
         if name in result.metrics
     ]
@@ -211,7 +211,7 @@ def publish(
         figures,
         facts,
         command,
-        picture="losses.png",
+        plot="losses.png",
     )
     # Last, for who waits for it: all the rest is there when it is.
     write_text(folder / "all_results.json", json.dumps(results, indent=2) + "\n")
@@ -238,7 +238,9 @@ def main(argv: list[str] | None = None) -> TrainingResult:
         batches = StreamedMlmBatches(corpus, "train", masking, batch_size, training.seed, steps, short)
     else:
         batches = MlmBatches(corpus.split("train"), masking, batch_size, training.seed, short)
-    held_out = HeldOut(corpus.split("validation"), masking, training.per_device_eval_batch_size, mlm.max_eval_blocks)
+    held_out = MlmEvaluation(
+        corpus.split("validation"), masking, training.per_device_eval_batch_size, mlm.max_eval_blocks
+    )
     if processes.is_main_process:
         save_arguments(folder / "arguments.yaml", model_arguments, data, mlm, training)
 

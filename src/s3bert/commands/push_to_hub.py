@@ -5,7 +5,7 @@
     python scripts/push_to_hub.py --folder runs/table3/pretrained/s3bert --card runs/table3/report/s3bert.md --dry_run
 
 The folder has to be one that others can use: whole and finite weights, tokenizer, modelling code, and a card whose metadata
-the Hub reads. What a run keeps for itself (checkpoints, corpus, cells of a grid, hidden files) stays at home.
+the Hub reads. What a run keeps for itself (checkpoints, corpus, trials of a grid, hidden files) stays at home.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers.hf_argparser import HfArg
 
 from s3bert.arguments import parse_arguments, run_as_script
-from s3bert.reports.repository import adopt_card, files_to_push, problems, push_folder
+from s3bert.reports.repository import adopt_card, files_to_push, push_folder, validate_repository
 
 
 @dataclass
@@ -26,7 +26,7 @@ class PushArguments:
         help="repository; by default the folder's name in your own space, created when it is not there", default=None
     )
     card: str | None = HfArg(
-        help="a model card (Markdown) that becomes the folder's README.md, with the pictures it shows", default=None
+        help="a model card (Markdown) that becomes the folder's README.md, with the plots it shows", default=None
     )
     dry_run: bool = HfArg(help="check the folder and list what would be uploaded, and stop there", default=False)
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> str | None:
     """
     (arguments,) = parse_arguments((PushArguments,), argv, __doc__)
     folder, card = Path(arguments.folder), Path(arguments.card) if arguments.card else None
-    if found := problems(folder, card):
+    if found := validate_repository(folder, card):
         raise ValueError(f"{folder} is not fit to be published:\n" + "\n".join(f"- {problem}" for problem in found))
     if card and not arguments.dry_run:
         adopt_card(card, folder)
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> str | None:
     print(f"{sum(file.stat().st_size for file in files):>14,}  bytes in {len(files)} files")
     if arguments.dry_run:
         if card:
-            print(f"{card} would become README.md, with the pictures it shows.")
+            print(f"{card} would become README.md, with the plots it shows.")
         return None
     repository = push_folder(folder, arguments.hub_model_id)
     print(f"https://huggingface.co/{repository}")

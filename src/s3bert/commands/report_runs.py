@@ -1,11 +1,11 @@
-"""Makes one page of several runs: an overview of all tasks or series, then each run's own table and pictures.
+"""Makes one page of several runs: an overview of all tasks or series, then each run's own table and plots.
 
     python scripts/report_runs.py --runs runs/listops runs/image runs/image-ablation --title "Long Range Arena" \\
         --output_dir model_cards/lra
     python scripts/report_runs.py --runs runs/ettm2 runs/ili --title "Long-term forecasting" --output_dir model_cards/forecasting
 
 A run is an output folder of run_lra.py, run_copy_task.py, approximation_error.py or run_forecasting.py. The page, `README.md`, says what each run
-wrote itself; the runs' own `all_results.json`, `arguments.yaml`, `results.md` and pictures are copied beside it, so that a page can be
+wrote itself; the runs' own `all_results.json`, `arguments.yaml`, `results.md` and plots are copied beside it, so that a page can be
 extended: --runs model_cards/lra/runs/* runs/text --output_dir model_cards/lra.
 """
 
@@ -85,14 +85,14 @@ def main(argv: list[str] | None = None) -> Path:
     for folder in folders:
         copies = top / "runs" / folder.name
         copies.mkdir(parents=True, exist_ok=True)
-        pictures = sorted(folder.glob("*.png"))
+        plots = sorted(folder.glob("*.png"))
         if not copies.samefile(folder):  # it is, for a run that the page has already
-            for file in (*(folder / name for name in FILES), *pictures):
+            for file in (*(folder / name for name in FILES), *plots):
                 shutil.copyfile(file, copies / file.name)
         where = f"runs/{folder.name}"
         title, _, rest = pages[folder.name].partition("\n")
         sections.append(f"#{title}{f' ({folder.name})' if titles[title] > 1 else ''}\n{rest}")
-        sections += [f"![{folder.name}]({where}/{picture.name})" for picture in pictures]
+        sections += [f"![{folder.name}]({where}/{plot.name})" for plot in plots]
         sections.append(f"[Figures]({where}/all_results.json), [arguments]({where}/arguments.yaml)")
     page = top / "README.md"
     write_text(page, "\n\n".join([f"# {arguments.title}", *overview(runs), *sections]) + "\n")

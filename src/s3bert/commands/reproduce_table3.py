@@ -330,7 +330,7 @@ class Comparison:
         return results | {"verdicts": verdicts(results)}
 
     def report(self) -> dict[str, Any]:
-        """Writes results, tables, pictures and cards of what is finished; returns the results."""
+        """Writes results, tables, plots and cards of what is finished; returns the results."""
         results = self.results()
         if not results["models"]:
             return results
@@ -426,8 +426,8 @@ class _Progress:
     @staticmethod
     def _update(bar: tqdm, job: Job) -> None:
         if job.steps is None:
-            cells = len(list(job.folder.glob("**/cells/*/results.json")))
-            bar.set_postfix_str(f"{cells} trainings done")
+            trials = len(list(job.folder.glob("**/trials/*/results.json")))
+            bar.set_postfix_str(f"{trials} trainings done")
             return
         records = read_log(job.folder / "log.jsonl")
         bar.n = max((record["step"] for record in records), default=0)

@@ -85,16 +85,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for text in arguments.mixer:
         config = arguments.config(text)
 
-        def train_cell(cell: TrainingConfig, config: LraConfig = config) -> TrainingResult:
-            set_seed(cell.seed)
-            words = (arguments.length, arguments.num_symbols, cell.global_batch_size())
-            batches = CopyBatches(*words, cell.seed, cell.max_train_steps)
-            unseen = CopyEvaluation(CopyBatches(*words, 2**31 + cell.seed, 1), arguments.num_eval_batches)
-            steps = max(1, cell.max_train_steps // 20)
-            cell = replace(cell, eval_steps=cell.eval_steps or steps, save_steps=cell.save_steps or steps)
+        def train_trial(trial: TrainingConfig, config: LraConfig = config) -> TrainingResult:
+            set_seed(trial.seed)
+            words = (arguments.length, arguments.num_symbols, trial.global_batch_size())
+            batches = CopyBatches(*words, trial.seed, trial.max_train_steps)
+            unseen = CopyEvaluation(CopyBatches(*words, 2**31 + trial.seed, 1), arguments.num_eval_batches)
+            steps = max(1, trial.max_train_steps // 20)
+            trial = replace(trial, eval_steps=trial.eval_steps or steps, save_steps=trial.save_steps or steps)
             model = LraForMaskedLM(config)
-            test = CopyEvaluation(CopyBatches(*words, 2**32 + cell.seed, 1), arguments.num_eval_batches)
-            return with_test_metrics(train(model, batches, cell, unseen), model, test)
+            test = CopyEvaluation(CopyBatches(*words, 2**32 + trial.seed, 1), arguments.num_eval_batches)
+            return with_test_metrics(train(model, batches, trial, unseen), model, test)
 
         logger.info("%s on words of up to %d symbols", text, arguments.length // 2 - 1)
         folder = top / file_name(text)
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         identity["model"] = {
             key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"
         }
-        results[text] = grid_results(run_grid(replace(grid, output_dir=str(folder)), identity, train_cell))
+        results[text] = grid_results(run_grid(replace(grid, output_dir=str(folder)), identity, train_trial))
         if process_state().is_main_process:
             write_report(
                 top,

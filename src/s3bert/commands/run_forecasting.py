@@ -108,26 +108,26 @@ def build_forecaster(text: str, variables: int, context_length: int, prediction_
 def run_model(
     text: str, splits: dict[str, Windows], grid: GridConfig, data: dict[str, Any]
 ) -> tuple[dict[str, Any], Path]:
-    """Trains the grid's cells of a forecaster; what they gave, and the best one's folder. `data` says what the windows are of."""
+    """Trains the grid's trials of a forecaster; what they gave, and the best one's folder. `data` says what the windows are of."""
     variables = splits["train"].values.shape[1]
     context_length, prediction_length = splits["train"].context_length, splits["train"].prediction_length
     config = build_forecaster(text, variables, context_length, prediction_length).config
 
-    def train_cell(cell: TrainingConfig) -> TrainingResult:
-        set_seed(cell.seed)
+    def train_trial(trial: TrainingConfig) -> TrainingResult:
+        set_seed(trial.seed)
         model = build_forecaster(text, variables, context_length, prediction_length)
-        batches = ShuffledBatches(splits["train"], cell.global_batch_size(), cell.seed)
-        cell = replace(cell, save_steps=cell.save_steps or len(batches))
-        size = cell.per_device_eval_batch_size
-        result = train(model, batches, cell, ForecastEvaluation(splits["validation"], size))
-        test = ForecastEvaluation(splits["test"], size, dropped_batch=cell.global_batch_size())
+        batches = ShuffledBatches(splits["train"], trial.global_batch_size(), trial.seed)
+        trial = replace(trial, save_steps=trial.save_steps or len(batches))
+        size = trial.per_device_eval_batch_size
+        result = train(model, batches, trial, ForecastEvaluation(splits["validation"], size))
+        test = ForecastEvaluation(splits["test"], size, dropped_batch=trial.global_batch_size())
         return with_test_metrics(result, model, test)
 
     fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     identity = {"task": "forecasting", "model": fields} | data
     identity["windows"] = {split: len(windows) for split, windows in splits.items()}
-    settings: list[Setting] = run_grid(grid, identity, train_cell)
-    return grid_results(settings), Path(grid.output_dir) / "cells" / settings[0].best_cell.name
+    settings: list[Setting] = run_grid(grid, identity, train_trial)
+    return grid_results(settings), Path(grid.output_dir) / "trials" / settings[0].best_trial.name
 
 
 def drawn_window(windows: Windows) -> np.ndarray:

@@ -6,8 +6,8 @@
         --dataset_name path/to/glue --seed 1 2 3 --output_dir runs/small-glue
 
 `--learning_rate`, `--per_device_train_batch_size`, `--num_train_epochs` and `--seed` take several values. The setting with
-the best mean over seeds is reported, beside the best seed, the spread and every cell, in `all_results.json` and
-`results.md`; the best cell's model, predictions and model card make the output folder a complete Hub repository. The
+the best mean over seeds is reported, beside the best seed, the spread and every trial, in `all_results.json` and
+`results.md`; the best trial's model, predictions and model card make the output folder a complete Hub repository. The
 same call again goes on where it was stopped. Several tasks get a folder each, and a summary.
 """
 
@@ -28,7 +28,7 @@ import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.arguments import parse_arguments, run_as_script, save_arguments
 from s3bert.data.shuffled import ShuffledBatches
 from s3bert.files import write_text
-from s3bert.reports.model_card import Figure, write_model_card
+from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.reports.repository import push_folder
 from s3bert.tasks.glue import (
     GLUE_TASKS,
@@ -81,7 +81,7 @@ class GlueArguments:
 def finetune(
     name: str, splits: dict[str, Dataset], start: StartingPoint, glue: GlueArguments, grid: GridConfig
 ) -> tuple[list[Setting], dict[str, int]]:
-    """Trains the grid's cells on one task; returns its settings, the best first, and the rows used of each split."""
+    """Trains the grid's trials on one task; returns its settings, the best first, and the rows used of each split."""
     limits = dict.fromkeys(splits, glue.max_eval_samples) | {"train": glue.max_train_samples}
     splits = {split: rows.select(range(min(len(rows), limits[split] or len(rows)))) for split, rows in splits.items()}
     pad_to_max_length = glue.pad_to_max_length or start.needs_fixed_length
@@ -89,22 +89,22 @@ def finetune(
         logger.info("%s has no attention mask: every batch is padded to %d tokens.", start, start.max_seq_length)
 
     if grid.torch_compile:
-        torch.compiler.reset()  # a task's cells share what is compiled; other tasks' would count against dynamo's limit
+        torch.compiler.reset()  # a task's trials share what is compiled; other tasks' would count against dynamo's limit
 
-    @functools.cache  # rows are tokenised only when a cell is left to train, and once
+    @functools.cache  # rows are tokenised only when a trial is left to train, and once
     def encoded(split: str) -> EncodedRows:
         multiple = 8 if grid.mixed_precision in ("fp16", "bf16") else 1
         return EncodedRows(
             splits[split], GLUE_TASKS[name], start.tokenizer, start.max_seq_length, pad_to_max_length, multiple
         )
 
-    def train_cell(cell: TrainingConfig) -> TrainingResult:
-        model = start.classifier(GLUE_TASKS[name].label_names, cell.seed)
-        batches = ShuffledBatches(encoded("train"), cell.global_batch_size(), cell.seed, glue.group_by_length)
+    def train_trial(trial: TrainingConfig) -> TrainingResult:
+        model = start.classifier(GLUE_TASKS[name].label_names, trial.seed)
+        batches = ShuffledBatches(encoded("train"), trial.global_batch_size(), trial.seed, glue.group_by_length)
         held_out = {split: encoded(split) for split in splits if split != "train"}
-        evaluation = GlueEvaluation(name, held_out, cell.per_device_eval_batch_size, Path(cell.output_dir))
-        cell = replace(cell, save_steps=cell.save_steps or len(batches))
-        return train(model, batches, cell, evaluation, start.tokenizer)
+        evaluation = GlueEvaluation(name, held_out, trial.per_device_eval_batch_size, Path(trial.output_dir))
+        trial = replace(trial, save_steps=trial.save_steps or len(batches))
+        return train(model, batches, trial, evaluation, start.tokenizer)
 
     rows = {split: len(part) for split, part in splits.items()}
     identity = {
@@ -117,14 +117,14 @@ def finetune(
         "pad_to_max_length": pad_to_max_length,
         "group_by_length": glue.group_by_length,
     }
-    return run_grid(grid, identity, train_cell), rows
+    return run_grid(grid, identity, train_trial), rows
 
 
 def publish(
     name: str, settings: list[Setting], rows: dict[str, int], start: StartingPoint, folder: Path, command: str
 ) -> dict[str, Any]:
     """Makes the output folder: the best model, `all_results.json` (returned), `results.md` (printed), the model card."""
-    task, cell = GLUE_TASKS[name], settings[0].best_cell
+    task, trial = GLUE_TASKS[name], settings[0].best_trial
     scored = next(iter(task.evaluation_splits))
     missing = shortfall(name, rows)
     results = grid_results(settings) | {
@@ -135,7 +135,7 @@ def publish(
         "eval_samples": rows[scored],
         "not_the_official_data": missing,
     }
-    publish_model(folder / "cells" / cell.name, folder)
+    publish_model(folder / "trials" / trial.name, folder)
     data = f"Not the official data: {', '.join(missing)}." if missing else "Trained and evaluated on all official rows."
     table = settings_table(settings, f"{results['score_is']} on {scored}, x 100")
     text = f"## {name}\n\n{table}\n\nStarted from {start}. {data}\n"
@@ -143,8 +143,13 @@ def publish(
     print(f"\n{text}")
 
     figures = [
-        Figure(
-            "text-classification", split, metric, cell.metrics[metric + suffix], *glue_dataset(name), "; ".join(missing)
+        Metric(
+            "text-classification",
+            split,
+            metric,
+            trial.metrics[metric + suffix],
+            *glue_dataset(name),
+            "; ".join(missing),
         )
         for split, suffix in task.evaluation_splits.items()
         if split in rows
@@ -152,10 +157,10 @@ def publish(
     ]
     facts = {
         "finetuned from": start,
-        "score of this checkpoint": f"{cell.score:.4f} ({results['score_is']}), best seed of the best of {len(settings)} settings",
+        "score of this checkpoint": f"{trial.score:.4f} ({results['score_is']}), best seed of the best of {len(settings)} settings",
         "mean over its setting's seeds": f"{results['score_mean']:.4f} ({results['num_seeds']} seeds)",
-        "learning rate": f"{cell.learning_rate:g}",
-        "batch, epochs, seed": f"{cell.batch_size}, {cell.num_train_epochs:g}, {cell.seed}",
+        "learning rate": f"{trial.learning_rate:g}",
+        "batch, epochs, seed": f"{trial.batch_size}, {trial.num_train_epochs:g}, {trial.seed}",
         "training rows": f"{rows['train']:,}",
     }
     local = Path(start.name).exists()

@@ -52,7 +52,7 @@ ABLATIONS = {
 VARIED = {"r": "num_segments", "s1": "num_row_samples", "s2": "num_column_samples"}  # Table 6
 
 
-class Arm(NamedTuple):
+class Variant(NamedTuple):
     """One of the things compared: its label, a mixer and its settings, and the amplitude of noise on its inputs."""
 
     label: str
@@ -150,37 +150,39 @@ class LraArguments:
             return "parts"
         return self.vary or ("noise" if self.noise else "incoherence" if self.incoherence else "mixers")
 
-    def published(self, arm: Arm) -> str:
-        """What the papers give for an arm; nothing where none of them does."""
+    def published(self, variant: Variant) -> str:
+        """What the papers give for a variant; nothing where none of them does."""
         if self.comparison == "parts":
-            return published_change(self.task_name, arm.label, named_settings(self.mixer[0])[1])
+            return published_change(self.task_name, variant.label, named_settings(self.mixer[0])[1])
         if self.comparison == "noise":
-            return published_under_noise(self.task_name, arm.mixer, arm.settings, arm.noise)
-        return published_accuracy(self.task_name, arm.mixer, arm.settings) if self.comparison == "mixers" else ""
+            return published_under_noise(self.task_name, variant.mixer, variant.settings, variant.noise)
+        return (
+            published_accuracy(self.task_name, variant.mixer, variant.settings) if self.comparison == "mixers" else ""
+        )
 
-    def arms(self) -> Iterator[Arm]:
+    def variants(self) -> Iterator[Variant]:
         """What is compared."""
         for text in self.mixer:
             name, own = named_settings(text)
             if self.ablate:
-                yield from (Arm(label, name, own | changes) for label, changes in ABLATIONS.items())
+                yield from (Variant(label, name, own | changes) for label, changes in ABLATIONS.items())
             elif self.vary is not None:
                 yield from (
-                    Arm(f"{self.vary} = {value}", name, own | {VARIED[self.vary]: value}) for value in self.values
+                    Variant(f"{self.vary} = {value}", name, own | {VARIED[self.vary]: value}) for value in self.values
                 )
             elif self.noise:
                 several = f"{text}, " if len(self.mixer) > 1 else ""
-                yield from (Arm(f"{several}noise {amplitude:g}", name, own, amplitude) for amplitude in self.noise)
+                yield from (Variant(f"{several}noise {amplitude:g}", name, own, amplitude) for amplitude in self.noise)
             else:
-                yield Arm(text, name, own)
+                yield Variant(text, name, own)
 
 
-def build_config(arguments: LraArguments, length: int, arm: Arm) -> LraConfig:
-    """The encoder's configuration for a task, its longest sequence and an arm."""
+def build_config(arguments: LraArguments, length: int, variant: Variant) -> LraConfig:
+    """The encoder's configuration for a task, its longest sequence and a variant."""
     task = LRA_TASKS[arguments.task_name]
     return LraConfig(
-        mixer=arm.mixer,
-        mixer_settings=arm.settings,
+        mixer=variant.mixer,
+        mixer_settings=variant.settings,
         vocab_size=task.vocab_size + (not arguments.zero_is_padding) + bool(arguments.self_pretrain_epochs),
         num_labels=task.num_labels,
         max_position_embeddings=length,
@@ -194,28 +196,34 @@ def build_config(arguments: LraArguments, length: int, arm: Arm) -> LraConfig:
     )
 
 
-def self_pretrained(config: LraConfig, examples: Examples, epochs: float, cell: TrainingConfig) -> Path:
-    """The folder, in the cell's own, of a model that has predicted masked tokens of a task's training inputs; a cut-off one goes on.
+def self_pretrained(config: LraConfig, examples: Examples, epochs: float, trial: TrainingConfig) -> Path:
+    """The folder, in the trial's own, of a model that has predicted masked tokens of a task's training inputs; a cut-off one goes on.
 
     The vocabulary's last id stands for masked tokens.
     """
-    folder = Path(cell.output_dir) / "self-pretrained"
-    batches = MaskedLraBatches(examples, cell.global_batch_size(), cell.seed, config.vocab_size - 1)
-    cell = replace(cell, output_dir=str(folder), num_train_epochs=epochs, max_train_steps=None, save_steps=len(batches))
+    folder = Path(trial.output_dir) / "self-pretrained"
+    batches = MaskedLraBatches(examples, trial.global_batch_size(), trial.seed, config.vocab_size - 1)
+    trial = replace(
+        trial, output_dir=str(folder), num_train_epochs=epochs, max_train_steps=None, save_steps=len(batches)
+    )
     # The task's own warm-up may be longer than all this.
-    warmup = min(cell.num_warmup_steps, cell.total_steps(len(batches)) // 10)
-    train(LraForMaskedLM(config), batches, replace(cell, num_warmup_steps=warmup))
+    warmup = min(trial.num_warmup_steps, trial.total_steps(len(batches)) // 10)
+    train(LraForMaskedLM(config), batches, replace(trial, num_warmup_steps=warmup))
     return folder
 
 
-def run_arm(
-    arguments: LraArguments, splits: dict[str, Examples], arm: Arm, grid: GridConfig, pretrain_epochs: float = 0.0
+def run_variant(
+    arguments: LraArguments,
+    splits: dict[str, Examples],
+    variant: Variant,
+    grid: GridConfig,
+    pretrain_epochs: float = 0.0,
 ) -> list[Setting]:
-    """Trains the grid's cells of one arm; their metrics include `test_accuracy` and `test_loss`."""
-    config = build_config(arguments, splits["train"].max_length, arm)
+    """Trains the grid's trials of one variant; their metrics include `test_accuracy` and `test_loss`."""
+    config = build_config(arguments, splits["train"].max_length, variant)
     checksums = {name: examples.checksum() for name, examples in splits.items()}
-    if arm.noise:
-        splits = {name: examples.noisy(arm.noise, number) for number, (name, examples) in enumerate(splits.items())}
+    if variant.noise:
+        splits = {name: examples.noisy(variant.noise, number) for number, (name, examples) in enumerate(splits.items())}
     if not arguments.zero_is_padding:
         splits = {name: examples.shifted() for name, examples in splits.items()}
     device = process_state().device
@@ -223,21 +231,21 @@ def run_arm(
     resident = device.type != "cpu" and not grid.dataloader_num_workers
     at_hand = {name: examples.to(device) if resident else examples for name, examples in splits.items()}
 
-    def train_cell(cell: TrainingConfig) -> TrainingResult:
-        set_seed(cell.seed)
+    def train_trial(trial: TrainingConfig) -> TrainingResult:
+        set_seed(trial.seed)
         if pretrain_epochs:
-            start = self_pretrained(config, splits["train"], pretrain_epochs, cell)
-            set_seed(cell.seed)  # of the new classifier
+            start = self_pretrained(config, splits["train"], pretrain_epochs, trial)
+            set_seed(trial.seed)  # of the new classifier
             model = LraForSequenceClassification.from_pretrained(start, config=config)
         else:
             model = LraForSequenceClassification(config)
         sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))["input_ids"]
         probes = {"instability_before": instability(model.eval(), sample)} if arguments.instability else {}
-        batches = ShuffledBatches(at_hand["train"], cell.global_batch_size(), cell.seed, arguments.group_by_length)
-        validation = LraEvaluation(at_hand["validation"], cell.per_device_eval_batch_size)
-        cell = replace(cell, save_steps=cell.save_steps or len(batches))
-        result = train(model, batches, cell, validation)
-        result = with_test_metrics(result, model, LraEvaluation(at_hand["test"], cell.per_device_eval_batch_size))
+        batches = ShuffledBatches(at_hand["train"], trial.global_batch_size(), trial.seed, arguments.group_by_length)
+        validation = LraEvaluation(at_hand["validation"], trial.per_device_eval_batch_size)
+        trial = replace(trial, save_steps=trial.save_steps or len(batches))
+        result = train(model, batches, trial, validation)
+        result = with_test_metrics(result, model, LraEvaluation(at_hand["test"], trial.per_device_eval_batch_size))
         sample = sample.to(model.device)
         if arguments.instability:
             probes["instability_after"] = instability(model, sample)
@@ -247,12 +255,12 @@ def run_arm(
 
     rows = {name: len(examples) for name, examples in splits.items()}
     model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
-    identity = {"task": arguments.task_name, "rows": rows, "noise": arm.noise, "model": model}
+    identity = {"task": arguments.task_name, "rows": rows, "noise": variant.noise, "model": model}
     identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": arguments.zero_is_padding}
     identity |= {"crc32": checksums, "incoherence": arguments.incoherence, "instability": arguments.instability}
     if arguments.group_by_length:
         identity["group_by_length"] = True
-    return run_grid(grid, identity, train_cell)
+    return run_grid(grid, identity, train_trial)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -260,8 +268,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     arguments, grid = parse_arguments((LraArguments, GridConfig), argv, __doc__)
     task = LRA_TASKS[arguments.task_name]
     length = arguments.max_seq_length or task.max_length
-    for arm in arguments.arms():  # a wrong setting is known before anything is read
-        LraForSequenceClassification(build_config(arguments, length, arm))
+    for variant in arguments.variants():  # a wrong setting is known before anything is read
+        LraForSequenceClassification(build_config(arguments, length, variant))
     with process_state().local_main_process_first():
         splits = task.read(Path(arguments.data_dir) / arguments.task_name, length)
     limits = dict.fromkeys(splits, arguments.max_eval_samples) | {"train": arguments.max_train_samples}
@@ -269,16 +277,20 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for examples in splits.values():
         examples.pad_to_max_length = arguments.pad_to_max_length
     top, results = Path(grid.output_dir), {}
-    for arm in arguments.arms():
-        logger.info("%s on %s", arm.label, arguments.task_name)
-        folder = top / file_name(arm.label)
-        results[arm.label] = grid_results(run_arm(arguments, splits, arm, replace(grid, output_dir=str(folder))))
+    for variant in arguments.variants():
+        logger.info("%s on %s", variant.label, arguments.task_name)
+        folder = top / file_name(variant.label)
+        results[variant.label] = grid_results(
+            run_variant(arguments, splits, variant, replace(grid, output_dir=str(folder)))
+        )
         if epochs := arguments.self_pretrain_epochs:
             again = replace(grid, output_dir=str(folder / "after-self-pretraining"))
-            results[arm.label]["self_pretrained"] = grid_results(run_arm(arguments, splits, arm, again, epochs))
+            results[variant.label]["self_pretrained"] = grid_results(
+                run_variant(arguments, splits, variant, again, epochs)
+            )
         if process_state().is_main_process:
             facts = {"task": arguments.task_name, "comparison": arguments.comparison}
-            facts["complete"] = len(results) == len(list(arguments.arms()))
+            facts["complete"] = len(results) == len(list(arguments.variants()))
             facts |= {"length": length, "rows": {name: len(examples) for name, examples in splits.items()}}
             write_report(
                 top,
@@ -288,11 +300,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 results,
                 facts,
                 against="whole" if arguments.ablate else None,
-                published={arm.label: text for arm in arguments.arms() if (text := arguments.published(arm))},
+                published={
+                    variant.label: text for variant in arguments.variants() if (text := arguments.published(variant))
+                },
                 published_measures={
-                    arm.label: published_incoherence(arguments.task_name, arm.settings)
-                    for arm in arguments.arms()
-                    if arm.mixer == "s3" and not arm.noise
+                    variant.label: published_incoherence(arguments.task_name, variant.settings)
+                    for variant in arguments.variants()
+                    if variant.mixer == "s3" and not variant.noise
                 },
             )
             save_arguments(top / "arguments.yaml", arguments, grid)

@@ -131,7 +131,7 @@ def seed_errors(result: Mapping[str, Any], metric: str) -> list[float]:
     without training."""
     if "settings" not in result:
         return [result[metric]]
-    return [cell["metrics"][f"test_{metric}"] for cell in result["settings"][0]["cells"] if cell["metrics"]]
+    return [trial["metrics"][f"test_{metric}"] for trial in result["settings"][0]["trials"] if trial["metrics"]]
 
 
 def forecast_page(
@@ -172,11 +172,11 @@ def dropped_batch_note(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -
     """What leaving out the last incomplete batch of test windows, as the usual programs do, changes most; "" without a trained
     model."""
     changes = [
-        (cell["metrics"]["test_mse_without_rest"] / cell["metrics"]["test_mse"] - 1, model, horizon)
+        (trial["metrics"]["test_mse_without_rest"] / trial["metrics"]["test_mse"] - 1, model, horizon)
         for horizon, found in results.items()
         for model, result in found.items()
-        for cell in (result["settings"][0]["cells"] if "settings" in result else ())
-        if cell["metrics"] and "test_mse_without_rest" in cell["metrics"]
+        for trial in (result["settings"][0]["trials"] if "settings" in result else ())
+        if trial["metrics"] and "test_mse_without_rest" in trial["metrics"]
     ]
     if not changes:
         return ""

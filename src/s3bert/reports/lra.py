@@ -1,5 +1,5 @@
 """What things trained alike gave, Long Range Arena's mixers for one: a table of accuracies, and learning curves (the S3Attention
-paper's Figure 3). An arm is one of the things compared."""
+paper's Figure 3). A variant is one of the things compared."""
 
 import json
 from collections import Counter
@@ -34,24 +34,24 @@ def write_report(
     rows = lra_table(results, against, published, published_measures)
     write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{rows}\n")
     plot_learning_curves(folder / "curves.png", results, title)
-    content = {"title": title, "description": description, **facts, "arms": results}
+    content = {"title": title, "description": description, **facts, "variants": results}
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
 
 
 def lra_overview(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """A Markdown table of arms by tasks: measured accuracies with their spread over seeds, and below those of a mixer the papers' for
+    """A Markdown table of variants by tasks: measured accuracies with their spread over seeds, and below those of a mixer the papers' for
     the settings measured.
 
     Args:
-        runs: by name, the `all_results.json` of runs that compare mixers. Where several trained the same arm on the same task, each
+        runs: by name, the `all_results.json` of runs that compare mixers. Where several trained the same variant on the same task, each
             has a row of its own with the run's name.
     """
-    trained = Counter((label, content["task"]) for content in runs.values() for label in content["arms"])
+    trained = Counter((label, content["task"]) for content in runs.values() for label in content["variants"])
     measured: dict[str, dict[str, dict[str, str]]] = {}  # by mixer, row and task
     papers: dict[str, dict[str, list[str]]] = {}  # by mixer and task
     for run, content in runs.items():
         task = content["task"]
-        for label, result in content["arms"].items():
+        for label, result in content["variants"].items():
             mixer, settings = named_settings(label)
             row = f"{label} ({run})" if trained[label, task] > 1 else label
             measured.setdefault(mixer, {}).setdefault(row, {})[task] = measured_accuracy(result)
@@ -73,13 +73,13 @@ def lra_table(
     published: Mapping[str, str] | None = None,
     published_measures: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
-    """A Markdown table of all arms and settings: accuracies times 100, mean and standard deviation over seeds.
+    """A Markdown table of all variants and settings: accuracies times 100, mean and standard deviation over seeds.
 
     Args:
-        results: by arm, as `grid.grid_results` gives them; cells' metrics hold `test_accuracy`.
-        against: the arm from which the others' test accuracies are subtracted, setting by setting, in a column of its own.
-        published: by arm, what a paper gives, for a column of its own: an accuracy, or a change where `against` is given.
-        published_measures: by arm and measure, what a paper gives for incoherence.
+        results: by variant, as `grid.grid_results` gives them; trials' metrics hold `test_accuracy`.
+        against: the variant from which the others' test accuracies are subtracted, setting by setting, in a column of its own.
+        published: by variant, what a paper gives, for a column of its own: an accuracy, or a change where `against` is given.
+        published_measures: by variant and measure, what a paper gives for incoherence.
     """
     head = ["", "setting", "test accuracy"]
     head += [f"against {against}"] if against else []
@@ -87,9 +87,9 @@ def lra_table(
     head += ["each seed", "validation accuracy"]
     if any("self_pretrained" in result for result in results.values()):
         head.append("test accuracy after self-pretraining")
-    cells = [cell for result in results.values() for setting in result["settings"] for cell in setting["cells"]]
+    trials = [trial for result in results.values() for setting in result["settings"] for trial in setting["trials"]]
     probes = ("incoherence", "instability")
-    measures = sorted({name for cell in cells for name in cell["metrics"] if name.startswith(probes)})
+    measures = sorted({name for trial in trials for name in trial["metrics"] if name.startswith(probes)})
     rows = []
     wholes = results[against]["settings"] if against in results else []
     base = {whole["name"]: mean(tests) for whole in wholes if (tests := _percentages(whole, "test_accuracy"))}
@@ -107,7 +107,7 @@ def lra_table(
             if "self_pretrained" in result:
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
             for measure in measures:
-                values = [cell["metrics"][measure] for cell in setting["cells"] if measure in cell["metrics"]]
+                values = [trial["metrics"][measure] for trial in setting["trials"] if measure in trial["metrics"]]
                 figure = (published_measures or {}).get(name, {}).get(measure)
                 beside = "" if figure is None else f", published {figure}"
                 row.append(f"{mean(values):.3g}{beside}" if values else "")
@@ -116,13 +116,13 @@ def lra_table(
 
 
 def measured_accuracy(result: Mapping[str, Any]) -> str:
-    """An arm's accuracy on the test split times 100, mean and standard deviation over the seeds of its best setting."""
+    """A variant's accuracy on the test split times 100, mean and standard deviation over the seeds of its best setting."""
     return _spread(_percentages(result["settings"][0], "test_accuracy"))
 
 
 def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
     """A metric times 100 of each seed that has ended well."""
-    return [100 * cell["metrics"][metric] for cell in setting["cells"] if cell["metrics"]]
+    return [100 * trial["metrics"][metric] for trial in setting["trials"] if trial["metrics"]]
 
 
 def _spread(values: list[float]) -> str:
@@ -132,7 +132,7 @@ def _spread(values: list[float]) -> str:
 
 
 def plot_learning_curves(file: Path, results: Mapping[str, Mapping[str, Any]], title: str) -> None:
-    """Draws validation accuracy and loss against optimiser steps: a colour an arm, a thin line a seed of its best setting."""
+    """Draws validation accuracy and loss against optimiser steps: a colour a variant, a thin line a seed of its best setting."""
     figure, panels = subplots(1, 2, figsize=(11, 4.5))
     for axes, (key, label, scale) in zip(
         panels,
@@ -140,8 +140,8 @@ def plot_learning_curves(file: Path, results: Mapping[str, Mapping[str, Any]], t
         strict=True,
     ):
         for number, (name, result) in enumerate(results.items()):
-            for place, cell in enumerate(result["settings"][0]["cells"]):
-                points = [(record["step"], scale * record[key]) for record in cell["history"] if key in record]
+            for place, trial in enumerate(result["settings"][0]["trials"]):
+                points = [(record["step"], scale * record[key]) for record in trial["history"] if key in record]
                 if points:
                     size = 2 if len(points) > 1 else 5
                     style = {"color": f"C{number}", "linewidth": 1, "marker": "o", "markersize": size}

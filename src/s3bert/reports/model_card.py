@@ -10,7 +10,7 @@ from s3bert.files import table, write_text
 
 
 @dataclass
-class Figure:
+class Metric:
     """One measured value: `metric` ("accuracy") is `value` on `split` of `dataset`, as the run's files hold it."""
 
     task: str  # the Hub's name, "fill-mask" or "text-classification"
@@ -56,35 +56,35 @@ def write_model_card(
     title: str,
     model_type: str,
     summary: str,
-    figures: list[Figure],
+    metrics: list[Metric],
     facts: Mapping[str, object],
     command: str,
     base_model: str | None = None,
-    picture: str | None = None,
+    plot: str | None = None,
     more: str = "",
 ) -> None:
     """Writes a model card, the README.md of a repository.
 
     Args:
         card: the file. title: the model's name. model_type: as in its configuration. summary: a paragraph that says what was trained on what.
-        figures: the results to report; the first one's task is the pipeline tag.
+        metrics: the results to report; the first one's task is the pipeline tag.
         facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
         command: the command line that made the checkpoint.
-        base_model: the checkpoint it was finetuned from. picture: a PNG beside the card to show.
+        base_model: the checkpoint it was finetuned from. plot: a PNG beside the card to show.
         more: Markdown after the results.
     """
-    task = figures[0].task if figures else "fill-mask"
+    task = metrics[0].task if metrics else "fill-mask"
     results = [
         EvalResult(
-            task_type=figure.task,
-            dataset_type=figure.dataset,
-            dataset_name=figure.dataset_in_words,
-            dataset_config=figure.config,
-            dataset_split=figure.split,
-            metric_type=figure.metric,
-            metric_value=figure.value,
+            task_type=metric.task,
+            dataset_type=metric.dataset,
+            dataset_name=metric.dataset_in_words,
+            dataset_config=metric.config,
+            dataset_split=metric.split,
+            metric_type=metric.metric,
+            metric_value=metric.value,
         )
-        for figure in figures
+        for metric in metrics
     ]
     data = ModelCardData(
         license="apache-2.0",
@@ -96,14 +96,14 @@ def write_model_card(
         eval_results=results or None,
         base_model=base_model,
     )
-    measured = [[f"{f.dataset_in_words} ({f.split})", f.metric, f"{f.value:.4f}"] for f in figures]
+    measured = [[f"{f.dataset_in_words} ({f.split})", f.metric, f"{f.value:.4f}"] for f in metrics]
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {title}",
         summary,
         "## Results",
         table(["data", "metric", "value"], measured),
-        f"![losses]({picture})" if picture else "",
+        f"![losses]({plot})" if plot else "",
         more,
         "## Training",
         table(["", ""], [[name, str(value)] for name, value in facts.items()]),

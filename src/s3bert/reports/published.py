@@ -22,7 +22,7 @@ _MIXERS: Mapping[str, tuple[float, ...]] = {
     "nystrom": (38.51, 64.83, 80.52, 41.30, 69.48),
 }
 _S3_BEST = (39.15, 71.58, 83.73, 57.73, 78.20)
-# A figure stands beside an arm with the settings it is for. These are the mixers' defaults, which are the papers' settings but for
+# A figure stands beside a variant with the settings it is for. These are the mixers' defaults, which are the papers' settings but for
 # what follows; a mixer that is not here has figures with its defaults alone.
 _USUAL: Mapping[str, Mapping[str, Any]] = {
     "s3": {"num_segments": 8, "num_row_samples": 8, "num_column_samples": 8},

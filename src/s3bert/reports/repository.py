@@ -14,30 +14,30 @@ from yaml import YAMLError
 from s3bert.files import replacing, write_text
 
 
-def _pictures(card: Path) -> list[Path]:
+def _plots(card: Path) -> list[Path]:
     """The files that a card shows."""
     return [card.parent / name for name in re.findall(r"!\[[^\]]*\]\(([^):]+)\)", card.read_text(encoding="utf-8"))]
 
 
 def adopt_card(card: Path, folder: Path) -> None:
-    """Makes a card the README.md of a folder, with the pictures it shows; `problems` says whether they are there."""
+    """Makes a card the README.md of a folder, with the plots it shows; `validate_repository` says whether they are there."""
     text = card.read_text(encoding="utf-8")
-    for picture in _pictures(card):
-        with replacing(folder / picture.name) as aside:
-            shutil.copyfile(picture, aside)
+    for plot in _plots(card):
+        with replacing(folder / plot.name) as aside:
+            shutil.copyfile(plot, aside)
     write_text(folder / "README.md", re.sub(r"(!\[[^\]]*\]\()[^):]*?([^):/]+\))", r"\1\2", text))
 
 
-_LEFT_OUT = ["checkpoint-*", "corpus/*", "cells/*", "output.txt", ".*", "*/.*"]  # what of a run's folder stays at home
+_LEFT_OUT = ["checkpoint-*", "corpus/*", "trials/*", "output.txt", ".*", "*/.*"]  # what of a run's folder stays at home
 
 
 def files_to_push(folder: Path) -> list[Path]:
-    """What `push_folder` uploads: a run's folder without checkpoints, corpora, cells and hidden files."""
+    """What `push_folder` uploads: a run's folder without checkpoints, corpora, trials and hidden files."""
     names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return [folder / name for name in sorted(filter_repo_objects(names, ignore_patterns=_LEFT_OUT))]
 
 
-def problems(folder: Path, card: Path | None = None) -> list[str]:
+def validate_repository(folder: Path, card: Path | None = None) -> list[str]:
     """Why a folder is not a repository that others can use; [] when it is. Reads everything, and needs no network.
 
     Args:
@@ -78,9 +78,9 @@ def _card_problems(card: Path) -> list[str]:
     missing = [name for name in ("license", "library_name", "pipeline_tag") if not getattr(data, name, None)]
     found = [f"{card.name}: the metadata has no {name}." for name in missing]
     found += [
-        f"{card.name} shows {picture}, which is not there: write the report again, or mend the link."
-        for picture in _pictures(card)
-        if not picture.is_file()
+        f"{card.name} shows {plot}, which is not there: write the report again, or mend the link."
+        for plot in _plots(card)
+        if not plot.is_file()
     ]
     for result in data.eval_results or []:
         if not isinstance(result.metric_value, int | float) or not math.isfinite(result.metric_value):

@@ -10,7 +10,7 @@ from s3bert.files import file_name, table
 from s3bert.plots import save, subplots
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
-from .model_card import Figure, write_model_card
+from .model_card import Metric, write_model_card
 
 
 # Wang et al., Table 3: development scores times 100, base size, up to a million steps of pretraining. The text's relative
@@ -33,9 +33,9 @@ def seed_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     """What a task's results by `run_glue.py` say of the best setting: each seed's score, in the order of the seeds, and the
     mean over seeds of each metric."""
     best = scores["settings"][0]
-    cells = sorted(best["cells"], key=lambda cell: cell["seed"])
-    metrics = {name: mean(cell["metrics"][name] for cell in cells) for name in GLUE_TASKS[scores["task"]].metrics}
-    return {"setting": best["name"], "seeds": [cell["score"] for cell in cells], "metrics": metrics}
+    trials = sorted(best["trials"], key=lambda trial: trial["seed"])
+    metrics = {name: mean(trial["metrics"][name] for trial in trials) for name in GLUE_TASKS[scores["task"]].metrics}
+    return {"setting": best["name"], "seeds": [trial["score"] for trial in trials], "metrics": metrics}
 
 
 def seed_averages(scores: Mapping[str, list[float]]) -> list[float]:
@@ -225,12 +225,12 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
     tables = "\n\n".join(_sections(results, "###"))
     for model, entry in results["models"].items():
         title = f"{file_name(model)}-{results['size']}"
-        figures = [Figure("fill-mask", "validation", "loss", entry["eval_loss"], entry["corpus"])]
+        figures = [Metric("fill-mask", "validation", "loss", entry["eval_loss"], entry["corpus"])]
         for task, scores in results["tasks"].items():
             split = next(iter(GLUE_TASKS[task].evaluation_splits))
             for metric, value in scores["models"][model]["metrics"].items():
                 data = (*glue_dataset(task), "; ".join(scores["not_the_official_data"]))
-                figures.append(Figure("text-classification", split, metric, value, *data))
+                figures.append(Metric("text-classification", split, metric, value, *data))
         facts = {
             "parameters": f"{entry['parameters']:,}",
             "tokens seen": f"{entry['tokens']:,}",
@@ -246,7 +246,7 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
         )
         write_model_card(
             folder / f"{file_name(model)}.md", title, model.partition(":")[0], summary, figures, facts, results["command"],
-            picture="pretraining.png", more=f"## Beside the other models\n\n{tables}\n\n![GLUE](glue.png)",
+            plot="pretraining.png", more=f"## Beside the other models\n\n{tables}\n\n![GLUE](glue.png)",
         )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ class StreamedMlmBatches:
         return self.masking(tokens, np.random.default_rng([self.seed, step]))
 
 
-class HeldOut:
+class MlmEvaluation:
     """The masked-LM loss (nats), perplexity and accuracy of a model on a fixed set of blocks under fixed masks.
 
     Args:

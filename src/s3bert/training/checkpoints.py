@@ -83,7 +83,7 @@ def _crc32(path: Path) -> int:
     return checksum
 
 
-def damage(folder: Path) -> str | None:
+def validate_checkpoint(folder: Path) -> str | None:
     """What is wrong with a checkpoint folder, or None when it is whole."""
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
@@ -118,13 +118,13 @@ def find_checkpoint(output_dir: Path, which: str) -> Path | None:
     """
     if which != "latest":
         folder = Path(which)
-        if problem := damage(folder):
+        if problem := validate_checkpoint(folder):
             others = ", ".join(path.name for path in all_checkpoints(output_dir)) or "none"
             raise ValueError(f"Cannot resume from {folder}: {problem}. Checkpoints in {output_dir}: {others}.")
         return folder
     checkpoints = all_checkpoints(output_dir)
     for folder in reversed(checkpoints):
-        problem = damage(folder)
+        problem = validate_checkpoint(folder)
         if problem is None:
             return folder
         logger.warning("%s is damaged (%s): taking the checkpoint before it.", folder, problem)

@@ -1,8 +1,8 @@
-"""A grid of settings: learning rates x batch sizes x epochs, each with several seeds, every one a cell trained once.
+"""A grid of settings: learning rates x batch sizes x epochs, each with several seeds, every one a trial trained once.
 
-A cell is a folder `cells/<name>/` under the grid's output folder, named by its setting and seed. Its `cell.json` says what
-it was started with and `results.json`, written last, what came out; so a finished cell is never trained again, and one that
-was cut off goes on from its last checkpoint. More values asked for later are just more cells. A setting is judged by its
+A trial is a folder `trials/<name>/` under the grid's output folder, named by its setting and seed. Its `trial.json` says what
+it was started with and `results.json`, written last, what came out; so a finished trial is never trained again, and one that
+was cut off goes on from its last checkpoint. More values asked for later are just more trials. A setting is judged by its
 mean over seeds; of each setting the best seed's weights are kept.
 """
 
@@ -30,7 +30,7 @@ from .loop import TrainingConfig, TrainingResult, process_state
 logger = logging.getLogger(__name__)
 
 _GRID = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed")
-# What may change between two starts of a cell without changing what it learns. The batch size is in the cell's name.
+# What may change between two starts of a trial without changing what it learns. The batch size is in the trial's name.
 _FREE = {
     "output_dir",
     "resume_from_checkpoint",
@@ -45,13 +45,13 @@ _FREE = {
     "gradient_accumulation_steps",
     "ddp_find_unused_parameters",
 }
-# Written into a cell's folder beside the model's files.
-_CELL, _RESULTS = "cell.json", "results.json"
+# Written into a trial's folder beside the model's files.
+_TRIAL, _RESULTS = "trial.json", "results.json"
 
 
 @dataclass
 class GridConfig(TrainingConfig):
-    """A `TrainingConfig` of which four arguments take several values: `cells` has one proper `TrainingConfig` for each."""
+    """A `TrainingConfig` of which four arguments take several values: `trials` has one proper `TrainingConfig` for each."""
 
     learning_rate: list[float] = HfArg(help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
     per_device_train_batch_size: list[int] = HfArg(
@@ -63,10 +63,10 @@ class GridConfig(TrainingConfig):
     seed: list[int] = HfArg(help="seeds of new weights, data order and dropout", default_factory=lambda: [42])
     save_steps: int | None = HfArg(help="optimiser steps between checkpoints; once an epoch by default", default=None)
     resume_from_checkpoint: str | None = HfArg(
-        help="`latest`: a cell that was cut off always goes on by itself", default="latest"
+        help="`latest`: a trial that was cut off always goes on by itself", default="latest"
     )
     logging_steps: int = HfArg(help="optimiser steps between two log records", default=50)
-    report_to: str = HfArg(help="tracker of each cell: tensorboard, wandb, ... or none", default="none")
+    report_to: str = HfArg(help="tracker of each trial: tensorboard, wandb, ... or none", default="none")
 
     def __post_init__(self):
         for name in _GRID:
@@ -74,20 +74,20 @@ class GridConfig(TrainingConfig):
                 raise ValueError(f"{name}: give at least one value.")
         if self.resume_from_checkpoint != "latest":
             raise ValueError(
-                f"resume_from_checkpoint = {self.resume_from_checkpoint}: a grid resumes each cell from the cell's own "
+                f"resume_from_checkpoint = {self.resume_from_checkpoint}: a grid resumes each trial from the trial's own "
                 "latest checkpoint; leave the argument out."
             )
-        self.cells()
+        self.trials()
 
-    def cells(self) -> dict[str, TrainingConfig]:
-        """The trainings of the grid by cell name, seeds innermost; values given twice count once."""
+    def trials(self) -> dict[str, TrainingConfig]:
+        """The trainings of the grid by trial name, seeds innermost; values given twice count once."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        cells = {}
+        trials = {}
         for combination in itertools.product(*(getattr(self, name) for name in _GRID)):
             config = TrainingConfig(**values | dict(zip(_GRID, combination)))
             name = f"{_setting(config)}-seed{config.seed}"
-            cells[name] = dataclasses.replace(config, output_dir=str(Path(self.output_dir) / "cells" / name))
-        return cells
+            trials[name] = dataclasses.replace(config, output_dir=str(Path(self.output_dir) / "trials" / name))
+        return trials
 
 
 def _setting(config: TrainingConfig) -> str:
@@ -96,7 +96,7 @@ def _setting(config: TrainingConfig) -> str:
 
 
 @dataclass
-class Cell:
+class Trial:
     """What one training gave. `metrics` are of the last evaluation, `history` holds all; a training that ended with
     non-finite numbers has neither `score` nor metrics, but a `failure`."""
 
@@ -118,72 +118,72 @@ class Cell:
 
 @dataclass
 class Setting:
-    """One setting over its seeds: scores in the order of `cells`; `mean` None when a seed failed, `std` (of a sample)
+    """One setting over its seeds: scores in the order of `trials`; `mean` None when a seed failed, `std` (of a sample)
     None for a single seed."""
 
     name: str
-    cells: list[Cell]
+    trials: list[Trial]
     mean: float | None
     std: float | None
 
     @property
-    def best_cell(self) -> Cell:
+    def best_trial(self) -> Trial:
         """The seed with the highest score; the first of equals."""
-        return max(self.cells, key=_rank)
+        return max(self.trials, key=_rank)
 
 
-def _rank(scored: Cell | Setting) -> float:
-    value = scored.score if isinstance(scored, Cell) else scored.mean
+def _rank(scored: Trial | Setting) -> float:
+    value = scored.score if isinstance(scored, Trial) else scored.mean
     return float("-inf") if value is None else value
 
 
 def run_grid(
-    config: GridConfig, identity: Mapping[str, Any], train_cell: Callable[[TrainingConfig], TrainingResult]
+    config: GridConfig, identity: Mapping[str, Any], train_trial: Callable[[TrainingConfig], TrainingResult]
 ) -> list[Setting]:
-    """Trains the cells that are not finished; returns all settings of the grid, the best mean first.
+    """Trains the trials that are not finished; returns all settings of the grid, the best mean first.
 
     Args:
-        identity: what else decides a cell's outcome (checkpoint, data, ...), JSON values.
-        train_cell: trains one configuration with resumption, and reports a metric called `score`, higher being better.
+        identity: what else decides a trial's outcome (checkpoint, data, ...), JSON values.
+        train_trial: trains one configuration with resumption, and reports a metric called `score`, higher being better.
 
     Raises:
-        ValueError: a cell in the folder was made otherwise; no setting is without a failed seed.
+        ValueError: a trial in the folder was made otherwise; no setting is without a failed seed.
     """
-    cells = config.cells()
+    trials = config.trials()
     results = []
-    for number, (name, cell_config) in enumerate(cells.items(), 1):
-        folder = Path(cell_config.output_dir)
-        made_with = _made_with(cell_config, identity)
+    for number, (name, trial_config) in enumerate(trials.items(), 1):
+        folder = Path(trial_config.output_dir)
+        made_with = _made_with(trial_config, identity)
         process_state().wait_for_everyone()  # so that all processes see the same files
         _check_same(folder, made_with)
         finished = (folder / _RESULTS).exists()
         if process_state().is_main_process:
-            logger.info("Cell %d of %d, %s%s", number, len(cells), name, ": finished before." if finished else ".")
+            logger.info("Trial %d of %d, %s%s", number, len(trials), name, ": finished before." if finished else ".")
         if finished:
-            cell = Cell(**json.loads((folder / _RESULTS).read_text()))
+            trial = Trial(**json.loads((folder / _RESULTS).read_text()))
         else:
             process_state().wait_for_everyone()
             if process_state().is_main_process:
-                write_text(folder / _CELL, json.dumps(made_with, indent=1) + "\n")
-            cell = _train(name, cell_config, train_cell)
+                write_text(folder / _TRIAL, json.dumps(made_with, indent=1) + "\n")
+            trial = _train(name, trial_config, train_trial)
             if process_state().is_main_process:
-                write_text(folder / _RESULTS, json.dumps(asdict(cell), indent=1) + "\n")
-        results.append(cell)
+                write_text(folder / _RESULTS, json.dumps(asdict(trial), indent=1) + "\n")
+        results.append(trial)
         if process_state().is_main_process:
-            _drop_what_is_not_needed(Path(config.output_dir) / "cells", results)
+            _drop_what_is_not_needed(Path(config.output_dir) / "trials", results)
     process_state().wait_for_everyone()
     settings = sorted(_settings(results), key=_rank, reverse=True)
     if settings[0].mean is None:
-        failed = next(cell for cell in results if cell.failure)
+        failed = next(trial for trial in results if trial.failure)
         raise ValueError(
             f"Every setting of the grid failed with at least one seed, {failed.name} so: {failed.failure} Try a lower "
-            f"--learning_rate; all cells are in {Path(config.output_dir) / 'cells'}."
+            f"--learning_rate; all trials are in {Path(config.output_dir) / 'trials'}."
         )
     return settings
 
 
-def _train(name: str, config: TrainingConfig, train_cell: Callable[[TrainingConfig], TrainingResult]) -> Cell:
-    cell = Cell(
+def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingConfig], TrainingResult]) -> Trial:
+    trial = Trial(
         name=name,
         setting=_setting(config),
         learning_rate=config.learning_rate,
@@ -199,16 +199,16 @@ def _train(name: str, config: TrainingConfig, train_cell: Callable[[TrainingConf
         train_runtime=None,
     )
     try:
-        result = train_cell(config)
+        result = train_trial(config)
     except FloatingPointError as error:  # one learning rate too high must not cost the rest of the grid
         logger.warning("%s failed: %s", name, error)
-        cell.failure = str(error)
-        return cell
-    cell.score, cell.metrics, cell.steps = result.metrics["score"], result.metrics, result.step
-    cell.history = [record for record in result.history if "eval_score" in record]
-    cell.epoch = next(record["epoch"] for record in reversed(result.history) if "epoch" in record)
-    cell.train_loss, cell.train_runtime = result.train_loss, round(result.seconds, 2)
-    return cell
+        trial.failure = str(error)
+        return trial
+    trial.score, trial.metrics, trial.steps = result.metrics["score"], result.metrics, result.step
+    trial.history = [record for record in result.history if "eval_score" in record]
+    trial.epoch = next(record["epoch"] for record in reversed(result.history) if "epoch" in record)
+    trial.train_loss, trial.train_runtime = result.train_loss, round(result.seconds, 2)
+    return trial
 
 
 def _made_with(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,29 +219,29 @@ def _made_with(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str,
 
 
 def _check_same(folder: Path, made_with: dict[str, Any]) -> None:
-    if not (folder / _CELL).exists():
+    if not (folder / _TRIAL).exists():
         return
-    before = json.loads((folder / _CELL).read_text())
+    before = json.loads((folder / _TRIAL).read_text())
     for name in sorted(before.keys() | made_with.keys()):
         if before.get(name) != made_with.get(name):
             raise ValueError(
                 f"{folder} was made with {name} = {before.get(name)}, now it is {made_with.get(name)}. Use another "
-                "--output_dir, or remove that folder to train the cell anew."
+                "--output_dir, or remove that folder to train the trial anew."
             )
 
 
-def _settings(cells: list[Cell]) -> list[Setting]:
-    by_name: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_name.setdefault(cell.setting, []).append(cell)
+def _settings(trials: list[Trial]) -> list[Setting]:
+    by_name: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_name.setdefault(trial.setting, []).append(trial)
     settings = []
     for name, members in by_name.items():
-        scores = [cell.score for cell in members]
+        scores = [trial.score for trial in members]
         whole = None not in scores
         settings.append(
             Setting(
                 name=name,
-                cells=members,
+                trials=members,
                 mean=mean(scores) if whole else None,
                 std=stdev(scores) if whole and len(scores) > 1 else None,
             )
@@ -249,53 +249,53 @@ def _settings(cells: list[Cell]) -> list[Setting]:
     return settings
 
 
-def _drop_what_is_not_needed(folder: Path, finished: list[Cell]) -> None:
-    """Removes checkpoints of finished cells, and weights of those that another seed of their setting has beaten.
+def _drop_what_is_not_needed(folder: Path, finished: list[Trial]) -> None:
+    """Removes checkpoints of finished trials, and weights of those that another seed of their setting has beaten.
 
-    A whole grid would otherwise take gigabytes a cell. What may still be published always stays: a cell's rivals within its
+    A whole grid would otherwise take gigabytes a trial. What may still be published always stays: a trial's rivals within its
     setting only grow in number.
     """
     for setting in _settings(finished):
-        for cell in setting.cells:
-            for checkpoint in list((folder / cell.name).rglob("*checkpoint-*")):  # a self-pretraining's too
+        for trial in setting.trials:
+            for checkpoint in list((folder / trial.name).rglob("*checkpoint-*")):  # a self-pretraining's too
                 shutil.rmtree(checkpoint, ignore_errors=True)
-            if cell is not setting.best_cell:
-                for weights in (folder / cell.name).glob("model*.safetensors"):
+            if trial is not setting.best_trial:
+                for weights in (folder / trial.name).glob("model*.safetensors"):
                     weights.unlink()
 
 
 def with_test_metrics(
     result: TrainingResult, model: nn.Module, evaluate: Callable[[nn.Module, Accelerator], dict[str, float]]
 ) -> TrainingResult:
-    """A cell's result with each metric of `evaluate`, as in `training.train`, as `test_...` of the model it ended with."""
+    """A trial's result with each metric of `evaluate`, as in `training.train`, as `test_...` of the model it ended with."""
     accelerator = Accelerator()
     measured = evaluate(model.to(accelerator.device).eval(), accelerator)
     metrics = result.metrics | {f"test_{name}": value for name, value in measured.items() if name != "score"}
     return dataclasses.replace(result, metrics=metrics)
 
 
-def publish_model(cell_folder: Path, output_dir: Path) -> None:
-    """Copies the model of a cell (weights, configuration, tokenizer, modelling code) to the grid's folder, each file whole."""
-    if not list(cell_folder.glob("model*.safetensors")):
-        raise FileNotFoundError(f"{cell_folder} has no weights any more: remove the folder to train the cell anew.")
-    publish(cell_folder, output_dir, left_out={_CELL, _RESULTS, "log.jsonl"})
+def publish_model(trial_folder: Path, output_dir: Path) -> None:
+    """Copies the model of a trial (weights, configuration, tokenizer, modelling code) to the grid's folder, each file whole."""
+    if not list(trial_folder.glob("model*.safetensors")):
+        raise FileNotFoundError(f"{trial_folder} has no weights any more: remove the folder to train the trial anew.")
+    publish(trial_folder, output_dir, left_out={_TRIAL, _RESULTS, "log.jsonl"})
 
 
 def grid_results(settings: list[Setting]) -> dict[str, Any]:
-    """The best cell's metrics under the names of Transformers' scripts, what its setting gave, and all cells."""
+    """The best trial's metrics under the names of Transformers' scripts, what its setting gave, and all trials."""
     best = settings[0]
-    cell = best.best_cell
-    return {f"eval_{name}": value for name, value in cell.metrics.items()} | {
+    trial = best.best_trial
+    return {f"eval_{name}": value for name, value in trial.metrics.items()} | {
         "score_mean": best.mean,
         "score_std": best.std,
-        "score_best": cell.score,
-        "num_seeds": len(best.cells),
+        "score_best": trial.score,
+        "num_seeds": len(best.trials),
         "best_setting": best.name,
-        "best_cell": cell.name,
-        "epoch": cell.epoch,
-        "train_steps": cell.steps,
-        "train_loss": cell.train_loss,
-        "train_runtime": cell.train_runtime,
+        "best_trial": trial.name,
+        "epoch": trial.epoch,
+        "train_steps": trial.steps,
+        "train_loss": trial.train_loss,
+        "train_runtime": trial.train_runtime,
         "settings": [asdict(setting) for setting in settings],
     }
 
@@ -311,9 +311,10 @@ def settings_table(settings: list[Setting], score_name: str) -> str:
     """A Markdown table of all settings, scores times 100, the best first."""
     rows = []
     for setting in settings:
-        first = setting.cells[0]
+        first = setting.trials[0]
         each = ", ".join(
-            f"{cell.seed}: {'failed' if cell.score is None else f'{100 * cell.score:.2f}'}" for cell in setting.cells
+            f"{trial.seed}: {'failed' if trial.score is None else f'{100 * trial.score:.2f}'}"
+            for trial in setting.trials
         )
         average = "failed" if setting.mean is None else f"{100 * setting.mean:.2f}"
         spread = "" if setting.std is None else f"{100 * setting.std:.2f}"
