@@ -188,6 +188,13 @@ def test_incoherence_stands_beside_the_papers(data, tmp_path):
     assert float(other.split("|")[place]) >= 1, "other settings than the paper's"
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(None, 0.25), (0.5, 0.5), (0.0, 0.0)])
+def test_embeddings_have_a_dropout_rate_of_their_own(rate, expected):
+    config = LraConfig(mixer="linear", hidden_dropout_prob=0.25, embedding_dropout_prob=rate, **SMALL)
+    encoder = LraForSequenceClassification(config).encoder
+    assert (encoder.dropout.p, encoder.layers[0].dropout.p) == (expected, 0.25)
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_padding_does_not_change_a_classification_and_folders_keep_it(mixer, tmp_path):
     config = LraConfig(mixer=mixer, mixer_settings=OWN.get(mixer, {}), num_labels=3, **SMALL)

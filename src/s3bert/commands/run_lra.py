@@ -76,7 +76,10 @@ class LraArguments:
     num_hidden_layers: int = HfArg(help="layers", default=2)
     num_attention_heads: int = HfArg(help="heads", default=2)
     intermediate_size: int = HfArg(help="width of the feed-forward", default=128)
-    hidden_dropout_prob: float = HfArg(help="dropout of embeddings, mixers' outputs and feed-forward", default=0.1)
+    hidden_dropout_prob: float = HfArg(help="dropout of mixers' outputs and feed-forward", default=0.1)
+    embedding_dropout_prob: float | None = HfArg(
+        help="dropout of embeddings; hidden_dropout_prob by default", default=None
+    )
     attention_probs_dropout_prob: float = HfArg(help="dropout that the mixer is given", default=0.1)
     max_seq_length: int | None = HfArg(
         help="cut sequences to so many tokens; the task's length by default", default=None
@@ -192,6 +195,7 @@ def build_config(arguments: LraArguments, length: int, variant: Variant) -> LraC
         num_attention_heads=arguments.num_attention_heads,
         intermediate_size=arguments.intermediate_size,
         hidden_dropout_prob=arguments.hidden_dropout_prob,
+        embedding_dropout_prob=arguments.embedding_dropout_prob,
         attention_probs_dropout_prob=arguments.attention_probs_dropout_prob,
     )
 

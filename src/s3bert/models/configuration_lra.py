@@ -16,8 +16,8 @@ class LraConfig(CheckedConfig):
         mixer: a name in `mixers.MIXERS`. mixer_settings: its own settings by name.
         max_position_embeddings: tokens of the task's longest sequence.
         classifier_size: of the classifier's hidden layer.
-        hidden_dropout_prob: after the embeddings, after each mixer and in the feed-forward. attention_probs_dropout_prob:
-            given to the mixer.
+        hidden_dropout_prob: after each mixer and in the feed-forward. embedding_dropout_prob: after the embeddings; None for the
+            same rate. attention_probs_dropout_prob: given to the mixer.
         initializer_range: standard deviation of the embeddings' first values.
         pair_inputs: two sequences an example, encoded alike and classified together (Retrieval).
 
@@ -38,6 +38,7 @@ class LraConfig(CheckedConfig):
     classifier_size: int = 128
     max_position_embeddings: int = 4096
     hidden_dropout_prob: float | int = 0.1
+    embedding_dropout_prob: float | int | None = None
     attention_probs_dropout_prob: float | int = 0.1
     initializer_range: float | int = 0.02
     layer_norm_eps: float | int = 1e-5

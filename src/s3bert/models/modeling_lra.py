@@ -79,7 +79,8 @@ class LraModel(LraPreTrainedModel):
         super().__init__(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        rate = config.embedding_dropout_prob
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
         self.layers = nn.ModuleList(LraLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_init()
