@@ -1,8 +1,7 @@
-"""How close linear attentions come to the matrix they stand for: spectral-norm error against sketch size and length. See `s3bert.commands.approximation_error`."""
+"""`s3bert approximation` from a clone; see `s3bert.commands.approximation_error`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.approximation_error import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("approximation")

@@ -1,8 +1,7 @@
-"""The whole way in a few minutes on a CPU: corpus, pretraining, finetuning, a filled mask, a table. See `s3bert.commands.demo`."""
+"""`s3bert demo` from a clone; see `s3bert.commands.demo`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.demo import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("demo")

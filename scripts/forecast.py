@@ -1,8 +1,7 @@
-"""Forecasts a CSV file: dates in the first column, numbers in the others. See `s3bert.commands.forecast`."""
+"""`s3bert forecast` from a clone; see `s3bert.commands.forecast`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.forecast import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("forecast")

@@ -1,8 +1,7 @@
-"""Turns text into a corpus folder for pretrain_mlm.py: trains or takes a WordPiece tokenizer, tokenises, packs blocks. See `s3bert.commands.prepare_corpus`."""
+"""`s3bert prepare-corpus` from a clone; see `s3bert.commands.prepare_corpus`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.prepare_corpus import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("prepare-corpus")

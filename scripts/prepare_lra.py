@@ -1,8 +1,7 @@
-"""Makes the data of the Long Range Arena tasks that are generated: ListOps and Pathfinder. See `s3bert.commands.prepare_lra`."""
+"""`s3bert prepare-lra` from a clone; see `s3bert.commands.prepare_lra`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.prepare_lra import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("prepare-lra")

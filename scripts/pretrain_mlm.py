@@ -1,8 +1,7 @@
-"""Pretrains a masked language model: S3BERT, PoNet, BERT, FNet, or any other that Transformers has, from scratch or continued. See `s3bert.commands.pretrain_mlm`."""
+"""`s3bert pretrain` from a clone; see `s3bert.commands.pretrain_mlm`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.pretrain_mlm import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("pretrain")

@@ -1,8 +1,7 @@
-"""Publishes the folder of a finished run, with its model card, on the Hub. See `s3bert.commands.push_to_hub`."""
+"""`s3bert push` from a clone; see `s3bert.commands.push_to_hub`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.push_to_hub import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("push")

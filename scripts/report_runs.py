@@ -1,8 +1,7 @@
-"""Makes one page of several runs: an overview of all tasks or series, then each run's own table and pictures. See `s3bert.commands.report_runs`."""
+"""`s3bert report` from a clone; see `s3bert.commands.report_runs`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.report_runs import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("report")

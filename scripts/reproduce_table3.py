@@ -1,8 +1,7 @@
-"""Repeats the paper's Table 3 under one budget: BERT, FNet, PoNet and S3BERT pretrained alike, then finetuned on GLUE alike. See `s3bert.commands.reproduce_table3`."""
+"""`s3bert table3` from a clone; see `s3bert.commands.reproduce_table3`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.reproduce_table3 import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("table3")

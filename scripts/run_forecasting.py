@@ -1,8 +1,7 @@
-"""Trains forecasters on a series of the long-term forecasting benchmark: S3, PatchTST, DLinear, and naive forecasts. See `s3bert.commands.run_forecasting`."""
+"""`s3bert forecasting` from a clone; see `s3bert.commands.run_forecasting`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.run_forecasting import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("forecasting")

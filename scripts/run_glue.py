@@ -1,8 +1,7 @@
-"""Finetunes a checkpoint on GLUE: one task, several, or all of the paper's Table 3, over a grid of settings and seeds. See `s3bert.commands.run_glue`."""
+"""`s3bert glue` from a clone; see `s3bert.commands.run_glue`."""
 
-from s3bert.arguments import run_as_script
-from s3bert.commands.run_glue import main
+from s3bert.commands import run
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("glue")

@@ -1,32 +1,29 @@
 """Arguments from YAML and the command line."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from s3bert.arguments import (
-    DIVERGED,
-    RECIPES,
-    find_recipe,
-    named_settings,
-    parse_arguments,
-    run_as_script,
-    save_arguments,
-)
-from s3bert.models.configuration_forecast import S3ForecastConfig
+from s3bert.arguments import RECIPES, find_recipe, named_settings, option, parse_arguments, save_arguments
 
 
 @dataclass
 class Arguments:
-    """Some of every kind."""
+    """Kinds: some of every one."""
 
-    output_dir: str = field(metadata={"help": "where to"})
-    learning_rate: float = field(default=5e-5, metadata={"help": "how fast"})
-    epochs: list[int] = field(default_factory=lambda: [1], metadata={"help": "how long"})
-    compile: bool = field(default=False, metadata={"help": "whether"})
-    limit: int | None = field(default=None, metadata={"help": "how many"})
-    extra: list[float] = field(default_factory=list, metadata={"help": "what else"})
+    output_dir: str = option(help="where to")
+    learning_rate: float = option(help="how fast", default=5e-5)
+    epochs: list[int] = option(help="how long", default_factory=lambda: [1])
+    compile: bool = option(help="whether", default=False)
+    shuffle: bool = option(help="whether not", default=True)
+    limit: int | None = option(help="how many", default=None)
+    extra: list[float] = option(help="what else", default_factory=list)
+    dtype: Literal["float32", "float16"] = option(help="how fine", default="float32")
+    max_train_steps: int | None = option(help="how far", default=None)
+    num_warmup_steps: int | float = option(help="how softly", default=0)
+    mixed_precision: str | None = option(help="no, fp16 or bf16", default=None)
 
 
 def parse(*argv: str) -> Arguments:
@@ -41,15 +38,15 @@ def file(tmp_path):
 
 
 def test_the_command_line_overrides_the_file(file):
-    assert parse("--config", str(file)) == Arguments("from/file", 1e-4, [2, 3], True, None)
-    expected = Arguments("here", 1e-3, [7], False, 5)
+    assert parse("--config", str(file)) == Arguments("from/file", 1e-4, [2, 3], True)
+    expected = Arguments("here", 1e-3, [7], False, limit=5)
     words = ["--output_dir", "here", "--learning_rate", "1e-3", "--epochs", "7", "--compile", "false", "--limit", "5"]
     assert parse(f"--config={file}", *words) == expected
 
 
 @pytest.mark.parametrize("extra", [[], [2.0, 4.0]], ids=str)
 def test_saved_arguments_repeat_the_run(extra, tmp_path):
-    arguments = Arguments("with space", 3e-4, [1, 2], True, 9, extra)
+    arguments = Arguments("-with space", 3e-4, [1, 2], True, False, 9, extra, "float16", num_warmup_steps=0.1)
     save_arguments(tmp_path / "sub" / "arguments.yaml", arguments)
     assert parse("--config", str(tmp_path / "sub" / "arguments.yaml")) == arguments
 
@@ -59,6 +56,11 @@ def test_saved_arguments_repeat_the_run(extra, tmp_path):
     [
         (["--output_dir", "x", "--learning_rte", "1"], "unknown argument --learning_rte. Did you mean learning_rate?"),
         (["--output_dir", "x", "--learning_rate", "fast"], "invalid float value: 'fast'"),
+        (["--output_dir", "x", "--compile", "maybe"], "invalid boolean value: 'maybe'"),
+        (["--output_dir", "x", "--dtype", "int8"], "choose from"),
+        (["--output_dir", "x", "--no_shuffle"], "unknown argument --no_shuffle: give --shuffle false."),
+        (["--output_dir", "x", "--eval_strategy", "steps"], "unknown argument --eval_strategy: give --eval_steps"),
+        (["x"], "unexpected word 'x': arguments are --name value."),
         (["--learning_rate", "1"], "the following arguments are required: --output_dir"),
         (["--config", "nowhere.yaml"], "cannot read the configuration file nowhere.yaml"),
     ],
@@ -88,6 +90,43 @@ def test_mistakes_in_a_file_are_named_with_the_file(content, message, tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max_steps", "7"], {"max_train_steps": 7}),
+        (["--warmup_ratio", "0.1"], {"num_warmup_steps": 0.1}),
+        (["--warmup_steps=20"], {"num_warmup_steps": 20}),
+        (["--bf16"], {"mixed_precision": "bf16"}),
+        (["--fp16", "false"], {}),
+    ],
+)
+def test_names_of_transformers_are_taken_for_ours_on_the_command_line_and_in_files(words, expected, tmp_path):
+    assert parse("--output_dir", "x", *words) == Arguments("x", **expected)
+    name, _, value = "=".join(words).removeprefix("--").partition("=")
+    (tmp_path / "run.yaml").write_text(f"output_dir: x\n{name}: {value or 'true'}\n")
+    assert parse("--config", str(tmp_path / "run.yaml")) == Arguments("x", **expected)
+
+
+def test_what_has_no_meaning_here_is_taken_and_said(caplog):
+    assert parse("--output_dir", "x", "--do_train", "--limit", "5") == Arguments("x", limit=5)
+    assert "do_train changes nothing: a run trains, and then evaluates." in caplog.text
+
+
+def test_help_names_each_argument_once_with_the_default_that_says_something(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse("--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "\nKinds: some of every one:\n" in text
+    lines = {line.split()[0].strip("-"): line for line in text.splitlines() if line.startswith("  --")}
+    assert list(lines) == ["config", *vars(Arguments("x"))]
+    assert lines["output_dir"].endswith("where to (required)")
+    assert lines["shuffle"].endswith("whether not (default: true)")
+    assert lines["epochs"].endswith("how long (default: 1)")
+    for name in ("compile", "limit", "extra"):
+        assert "default" not in lines[name]
+
+
+@pytest.mark.parametrize(
     ("text", "settings"),
     [
         ("s3", {}),
@@ -103,35 +142,6 @@ def test_settings_after_a_name_have_the_types_they_look_like(text, settings):
 def test_what_is_no_setting_is_named(text):
     with pytest.raises(ValueError, match="settings are name=value, with commas between them"):
         named_settings(text)
-
-
-def raised(error: BaseException):
-    raise error
-
-
-@pytest.mark.parametrize(
-    ("main", "message"),
-    [
-        (lambda: S3ForecastConfig(num_harmonics=60), "error: num_harmonics = 60: a context of 96 steps has 0 to 48."),
-        (
-            lambda: S3ForecastConfig(hidden_size="wide"),
-            "error: Field 'hidden_size' expected int, got str (value: 'wide')",
-        ),
-        (lambda: raised(ValueError("lr = -1: must be positive.")), "error: lr = -1: must be positive."),
-        (lambda: raised(KeyboardInterrupt()), "interrupted; what was saved is kept, and the same call goes on"),
-    ],
-)
-def test_a_script_ends_with_what_can_be_mended_in_a_line(main, message):
-    with pytest.raises(SystemExit) as error:
-        run_as_script(main)
-    assert str(error.value.code).startswith(message)
-
-
-def test_a_training_that_diverged_has_an_exit_status_of_its_own(capsys):
-    with pytest.raises(SystemExit) as error:
-        run_as_script(lambda: raised(FloatingPointError("The loss is not finite.")))
-    assert error.value.code == DIVERGED
-    assert "error: The loss is not finite." in capsys.readouterr().err
 
 
 def test_a_recipe_is_found_by_name_from_anywhere_and_a_file_comes_first(tmp_path, monkeypatch):

@@ -18,7 +18,9 @@ ALLOWED = {
     "analysis": {"models", *_TOP},
     "benchmark": {"training", "models", *_TOP},
     "reports": {"benchmark", "tasks", "training", *_TOP},
-    "commands": {"reports", "benchmark", "analysis", "training", "tasks", "models", "data", "__init__", *_TOP},
+    "experiments": {"reports", "benchmark", "analysis", "training", "tasks", "models", "data", "__init__", *_TOP},
+    "commands": {"experiments", "reports", "benchmark", "analysis", "training", "tasks", "models", "data", *_TOP},
+    "__main__": {"commands"},
     **dict.fromkeys(_TOP, _TOP),
 }
 

@@ -1,31 +1,63 @@
-"""Arguments of the scripts: dataclasses filled from a YAML file and the command line.
+"""Arguments of the commands: dataclasses filled from a YAML file and the command line.
 
 A configuration file is nothing but arguments written down: `--config run.yaml --learning_rate 1e-4` reads the file's
 entries first and lets the command line override them. A run saves its own resolved file, so that it can be repeated.
+Neither torch nor transformers is imported here, nor by the modules that hold the dataclasses: `--help` answers at once.
 """
 
 import argparse
 import difflib
+import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from collections.abc import Iterable
+from dataclasses import MISSING, asdict, field, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import transformers
 import yaml
-from huggingface_hub.errors import StrictDataclassError
-from transformers import HfArgumentParser, PreTrainedConfig
 
 from .files import write_text
 
 
+logger = logging.getLogger(__name__)
+
 _PACKAGE = Path(__file__).parent
 # Recipes travel inside the installed package; a clone has them at its top.
 RECIPES = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs") if folder.is_dir())
-DIVERGED = 3  # exit status of a script whose training did
+
+# Names of Transformers' scripts and TrainingArguments, and ours for the same thing. A flag that stands for one value of
+# ours is written `name=value`.
+_ALIASES = {
+    "max_steps": "max_train_steps",
+    "warmup_steps": "num_warmup_steps",
+    "warmup_ratio": "num_warmup_steps",
+    "gradient_checkpointing": "activation_checkpointing",
+    "max_length": "max_seq_length",
+    "push_to_hub_model_id": "hub_model_id",
+    "bf16": "mixed_precision=bf16",
+    "fp16": "mixed_precision=fp16",
+}
+_MEANINGLESS = ("do_train", "do_eval")  # a run always does both
+# Those that mean nearly the same, and what to do instead.
+_INSTEAD = {
+    "eval_strategy": "give --eval_steps; an evaluation an epoch is the default",
+    "evaluation_strategy": "give --eval_steps; an evaluation an epoch is the default",
+    "save_strategy": "give --save_steps",
+    "logging_strategy": "give --logging_steps",
+    "overwrite_output_dir": "give another --output_dir, or go on with --resume_from_checkpoint latest",
+    "checkpointing_steps": "give --save_steps",
+    "with_tracking": "give --report_to",
+    "use_cpu": "set ACCELERATE_USE_CPU=true",
+    "no_cuda": "set ACCELERATE_USE_CPU=true",
+}
+
+
+def option(*, help: str, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
+    """A field of a dataclass that is an argument of a command; required without a default."""
+    return field(default=default, default_factory=default_factory, metadata={"help": help})
 
 
 def close_match(name: str, known: Iterable[str]) -> str:
@@ -56,54 +88,129 @@ def find_recipe(name: str, suffix: str = ".yaml") -> Path:
     )
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The script's docstring as it is written, and a line or two for each argument with its default."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=36, width=110)
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return "X"
-
-
 def parse_arguments(
     argument_classes: tuple[type, ...], argv: list[str] | None = None, description: str | None = None
 ) -> tuple[Any, ...]:
     """One instance of each dataclass, from `--config FILE.yaml` and the command line (which wins).
 
     Args:
-        argument_classes: dataclasses whose fields carry `metadata={"help": ...}`; their names are the arguments.
+        argument_classes: dataclasses of `option`s; their names are the arguments, a class's docstring is its group's title.
         argv: the command line without the program's name; `sys.argv[1:]` by default.
         description: shown on top of `--help`.
 
     Exits with status 2 and a message, as argparse does, on an unknown argument or key (naming the close match), a value
     of the wrong kind, or an unreadable file.
     """
+    parser = _parser(argument_classes, description)
+    names = {entry.name for argument_class in argument_classes for entry in fields(argument_class)}
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if "-h" in argv or "--help" in argv:
+        parser.parse_args(["--help"])
+    given = _options(parser, argv)
+    files = [values for name, values in given if name == "config"]
+    if files and len(files[-1]) != 1:
+        parser.error("argument --config: expected one file")
+    entries = _file_options(parser, files[-1][0], names) if files else []
+    for name, values in given:
+        if name != "config":
+            entries += _our_option(parser, name, values, names, f"unknown argument --{name}")
+    # `--name=value` for one value, which may then begin with a dash.
+    words = [
+        word
+        for name, values in entries
+        for word in ([f"--{name}={values[0]}"] if len(values) == 1 else [f"--{name}", *values])
+    ]
+    found = vars(parser.parse_args(words))
+    return tuple(
+        argument_class(**{entry.name: found[entry.name] for entry in fields(argument_class) if entry.name in found})
+        for argument_class in argument_classes
+    )
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """The command's docstring as it is written, and a line or two for each argument."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=36, width=110)
+
+
+def _parser(argument_classes: tuple[type, ...], description: str | None) -> argparse.ArgumentParser:
     usage = "%(prog)s [--config FILE.yaml] [--name value ...]"
-    parser = HfArgumentParser(
-        argument_classes, description=description, usage=usage, formatter_class=_Help, allow_abbrev=False
+    parser = argparse.ArgumentParser(
+        description=description,
+        usage=usage,
+        formatter_class=_Help,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--config",
         metavar="FILE.yaml",
         help="YAML file of arguments, or the name of a recipe that comes with s3bert, as lra/text; the command line overrides it",
     )
-    argv = sys.argv[1:] if argv is None else list(argv)
-    names = {field.name for argument_class in argument_classes for field in fields(argument_class) if field.init}
-
-    only_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    only_config.add_argument("--config")
-    file = only_config.parse_known_args(argv)[0].config
-    from_file = [] if file is None else _file_arguments(parser, file, names)
-    *instances, unknown = parser.parse_args_into_dataclasses(from_file + argv, return_remaining_strings=True)
-    if unknown:
-        flags = [word for word in unknown if word.startswith("--")] or unknown
-        name = flags[0].lstrip("-").split("=")[0]
-        parser.error(f"unknown argument {flags[0]}.{close_match(name, names | {'config'})}")
-    return tuple(instances[: len(argument_classes)])
+    for argument_class in argument_classes:
+        title = inspect.cleandoc(argument_class.__doc__ or argument_class.__name__).split("\n\n")[0].rstrip(".")
+        group = parser.add_argument_group(title)
+        types = get_type_hints(argument_class)
+        for entry in fields(argument_class):
+            required = entry.default is MISSING and entry.default_factory is MISSING
+            default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+            shown = " (required)" if required else _default_in_words(default)
+            text = entry.metadata["help"] + shown
+            group.add_argument(f"--{entry.name}", help=text, required=required, **_kind(types[entry.name]))
+    return parser
 
 
-def _file_arguments(parser: HfArgumentParser, name: str, names: set[str]) -> list[str]:
+def _default_in_words(default: Any) -> str:
+    """' (default: ...)', where it says something."""
+    if default is None or default is False or default in ([], ""):
+        return ""
+    values = default if isinstance(default, list) else [default]
+    text = " ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+    return f" (default: {text})".replace("%", "%%")
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """What argparse is to know of a field's type."""
+    choices = tuple(kind for kind in get_args(hint) if kind is not type(None))
+    if get_origin(hint) is list:
+        return _kind(choices[0]) | {"nargs": "+"}
+    if get_origin(hint) is Literal:
+        return {"choices": choices, "metavar": "|".join(choices)}
+    if isinstance(hint, UnionType):
+        return {"type": number, "metavar": "N"} if len(choices) > 1 else _kind(choices[0])
+    if hint is bool:
+        return {"type": boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+    return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}
+
+
+def boolean(text: str) -> bool:
+    """A truth value in words; argparse names this function in its error."""
+    if text.lower() not in ("true", "yes", "1", "false", "no", "0"):
+        raise ValueError
+    return text.lower() in ("true", "yes", "1")
+
+
+def number(text: str) -> int | float:
+    """An integer where it is written as one."""
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+
+
+def _options(parser: argparse.ArgumentParser, words: list[str]) -> list[tuple[str, list[str]]]:
+    """The command line as names, each with its words."""
+    options: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            options.append((name, [value] if equals else []))
+        elif options:
+            options[-1][1].append(word)
+        else:
+            parser.error(f"unexpected word {word!r}: arguments are --name value.")
+    return options
+
+
+def _file_options(parser: argparse.ArgumentParser, name: str, names: set[str]) -> list[tuple[str, list[str]]]:
     """A YAML file's entries as command-line words, so that one parser converts and checks both."""
     file = Path(name)
     try:
@@ -113,76 +220,80 @@ def _file_arguments(parser: HfArgumentParser, name: str, names: set[str]) -> lis
         parser.error(f"cannot read the configuration file {file}: {error}")
     if not isinstance(entries, dict):
         parser.error(f"{file} must hold `name: value` lines, not {type(entries).__name__}.")
-    words = []
+    options = []
     for name, value in entries.items():
-        if name not in names:
-            parser.error(f"{file}: unknown key {name!r}.{close_match(str(name), names)}")
-        if value is None or value == []:  # `--name` with no word after it is an error
-            continue
         values = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in values)]
-    return words
+        words = [str(item).lower() if isinstance(item, bool) else str(item) for item in values if item is not None]
+        if words or value not in (None, []):
+            options += _our_option(parser, str(name), words, names, f"{file}: unknown key {name!r}")
+        elif name not in names:
+            parser.error(f"{file}: unknown key {name!r}.{close_match(str(name), names)}")
+    return options
 
 
-def named_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME:setting=value,...` to the name and its settings, values read as YAML: "fmm:bandwidth=5,kernels=[elu,tanh]"; 1e-5,
-    which YAML takes for a word, is a number.
+def _our_option(
+    parser: argparse.ArgumentParser, name: str, values: list[str], names: set[str], unknown: str
+) -> list[tuple[str, list[str]]]:
+    """The option under our name, where it is one of Transformers'; none for what has no meaning here."""
+    if name in names:
+        return [(name, values)]
+    if name in _MEANINGLESS:
+        logger.warning("%s changes nothing: a run trains, and then evaluates.", name)
+        return []
+    ours, _, meant = _ALIASES.get(name, "").partition("=")
+    if ours in names:
+        if not meant:
+            return [(ours, values)]
+        return [(ours, [meant])] if not values or boolean(values[0]) else []
+    if name in _INSTEAD:
+        parser.error(f"{unknown}: {_INSTEAD[name]}.")
+    if name.removeprefix("no_") in names:
+        parser.error(f"{unknown}: give --{name.removeprefix('no_')} false.")
+    parser.error(f"{unknown}.{close_match(name, names | {'config'})}")
+
+
+def settings(text: str) -> dict[str, Any]:
+    """`name=value,...` with values read as YAML: "bandwidth=5,kernels=[elu,tanh]"; 1e-5, which YAML takes for a word, is a number.
 
     Raises:
-        ValueError: what stands after the colon are no settings.
+        ValueError: these are no settings.
     """
-    name, _, settings = text.partition(":")
     try:
-        entries = yaml.safe_load("{" + settings.replace("=", ": ") + "}")
+        entries = yaml.safe_load("{" + text.replace("=", ": ") + "}")
     except yaml.YAMLError:
         entries = None
     if not isinstance(entries, dict) or None in entries.values():
         raise ValueError(f"{text!r}: settings are name=value, with commas between them.")
-    return name, {key: _number(value) if isinstance(value, str) else value for key, value in entries.items()}
+    return {
+        key: float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d+)?[eE][-+]?\d+", value) else value
+        for key, value in entries.items()
+    }
 
 
-def _number(text: str) -> float | str:
-    return float(text) if re.fullmatch(r"[-+]?\d+(\.\d+)?[eE][-+]?\d+", text) else text
+def named_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME:setting=value,...` to the name and its settings."""
+    name, _, own = text.partition(":")
+    return name, settings(own)
 
 
-def override_config(config: PreTrainedConfig, text: str) -> None:
+def override_config(config: Any, text: str) -> None:
     """Changes a model's configuration by `name=value,...`.
 
     Raises:
         ValueError: it has no such field, or the value is of another type.
     """
-    for entry in text.split(","):
-        name = entry.partition("=")[0].strip()
+    for name, value in settings(text).items():
         if not hasattr(config, name):
             raise ValueError(f"{config.model_type} has no {name!r}.{close_match(name, vars(config))}")
-    config.update_from_string(text)
+        before = getattr(config, name)
+        if isinstance(before, float) and type(value) is int:
+            value = float(value)
+        if before is not None and type(value) is not type(before):
+            raise ValueError(f"{name} = {value}: {config.model_type} has a value like {before!r} there.")
+        setattr(config, name, value)
 
 
 def save_arguments(file: Path, *instances: Any) -> None:
     """Writes the resolved arguments as a YAML file that `--config` takes."""
     entries = {name: value for instance in instances for name, value in asdict(instance).items() if value is not None}
     write_text(file, yaml.safe_dump(entries, sort_keys=False))
-
-
-def run_as_script(main: Callable[[], Any]) -> None:
-    """Runs a script's `main`; an error the user can mend ends it with its message alone and status 1, DIVERGED where the
-    training did."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for noisy in ("httpx", "datasets", "evaluate", "filelock"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint read or written
-    try:
-        main()
-    except (ValueError, OSError, FloatingPointError, StrictDataclassError) as error:
-        logging.getLogger(__name__).debug("traceback", exc_info=True)
-        if isinstance(error, FloatingPointError):
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(DIVERGED)
-        # A configuration's value: the cause says which, and what is allowed.
-        told = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        sys.exit(f"error: {told or error}")
-    except KeyboardInterrupt:
-        sys.exit(
-            "interrupted; what was saved is kept, and the same call goes on from there, with "
-            "--resume_from_checkpoint latest where a script has that argument"
-        )

@@ -262,9 +262,9 @@ def test_a_run_leaves_tables_a_picture_and_profiles(smoke):
     assert forward["attention.smoother"] > forward["embeddings"]
 
 
-def test_more_cells_can_be_added_but_not_of_other_settings(smoke):
+def test_more_measurements_can_be_added_but_not_of_other_settings(smoke):
     _, words, _, results = smoke
-    more = benchmark.main([*words, "--models", "fnet", "--lengths", "64", "--profile", "false", "--no_memory"])
+    more = benchmark.main([*words, "--models", "fnet", "--lengths", "64", "--profile", "false", "--memory", "false"])
     assert more["speed"][:-1] == results["speed"]
     assert more["speed"][-1]["model"] == "fnet"
     assert more["speed"][-1]["relative"]

@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
+from s3bert.analysis.approximation import APPROXIMATIONS, relative_error
 from s3bert.commands import approximation_error
 
 
 def test_errors_fall_with_the_size_of_the_sketch_and_are_kept_with_their_draws(tmp_path):
     words = ["--lengths", "48", "--sizes", "4", "16", "48", "--num_draws", "2", "--output_dir", str(tmp_path)]
     errors = approximation_error.main([*words, "--scale", "0.5"])
+    assert list(errors) == list(APPROXIMATIONS), "all of them by default"
     for name in ("skyformer", "nystrom"):
         few, some, all_ = (sum(trial["errors"]) for trial in errors[name])
         assert few > some > all_
@@ -32,7 +34,7 @@ def test_a_cell_is_the_spectral_norm_of_the_difference_by_its_definition():
         inner = 15 * torch.eye(12) - product @ (7 * torch.eye(12) - product)
         inverse = inverse @ (13 * torch.eye(12) - product @ inner) / 4
     expected = torch.linalg.svdvals(exact @ inverse @ exact - exact)[0] / torch.linalg.svdvals(exact)[0]
-    assert approximation_error.relative_error("nystrom", 12, 12, 8, 1.0, 3) == pytest.approx(expected.item(), rel=1e-6)
+    assert relative_error("nystrom", 12, 12, 8, 1.0, 3) == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(

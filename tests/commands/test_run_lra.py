@@ -363,8 +363,8 @@ def test_a_file_damaged_anywhere_is_named(task, file, data, tmp_path):
         (["--max_train_samples", "0"], "max_train_samples = 0: give at least 1"),
         (["--max_eval_samples", "-1"], "max_eval_samples = -1: give at least 1"),
         (["--ablate", "--vary", "r"], "one of --ablate, --vary and --noise at a time"),
-        (["--data_dir", "nowhere"], "scripts/prepare_lra.py --task_name listops"),
-        (["--task_name", "pathfinder", "--data_dir", "nowhere"], "scripts/prepare_lra.py --task_name pathfinder"),
+        (["--data_dir", "nowhere"], "s3bert prepare-lra --task_name listops"),
+        (["--task_name", "pathfinder", "--data_dir", "nowhere"], "s3bert prepare-lra --task_name pathfinder"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_trained(words, message, data, tmp_path):

@@ -20,7 +20,8 @@ import pytest
 from datasets import Dataset
 from transformers import BertTokenizer
 
-from s3bert.data.corpus import Corpus, CorpusArguments, prepare_corpus
+from s3bert.data.arguments import CorpusArguments
+from s3bert.data.corpus import Corpus, prepare_corpus
 from s3bert.data.streaming import StreamingCorpus
 from s3bert.data.synthetic import synthetic_corpus
 from s3bert.data.wordpiece import train_wordpiece

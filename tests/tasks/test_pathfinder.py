@@ -261,9 +261,7 @@ def test_a_damaged_shard_is_an_error_with_its_name_and_is_made_anew(written, dam
     file = written / "train-00001.npy"
     whole = file.read_bytes()
     damage(file, whole)
-    with pytest.raises(
-        ValueError, match=rf"train-00001.npy {reason}.*call scripts/prepare_lra.py --task_name pathfinder"
-    ):
+    with pytest.raises(ValueError, match=rf"train-00001.npy {reason}.*call s3bert prepare-lra --task_name pathfinder"):
         read_pathfinder(written, "train")
     read_pathfinder(written, "val")
     write_pathfinder(written, SIZES, seed=3, num_workers=1, shard_size=4)
@@ -272,7 +270,7 @@ def test_a_damaged_shard_is_an_error_with_its_name_and_is_made_anew(written, dam
 
 def test_a_missing_folder_and_an_unknown_split_are_errors(written, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"holds no Pathfinder pictures: .*pathfinder.json is missing; draw .* scripts/prep"
+        FileNotFoundError, match=r"holds no Pathfinder pictures: .*pathfinder.json is missing; draw .* s3bert prep"
     ):
         read_pathfinder(tmp_path / "nowhere", "train")
     with pytest.raises(ValueError, match="no split 'dev', only train, val, test"):

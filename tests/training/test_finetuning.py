@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
@@ -70,6 +71,21 @@ def test_classifiers_are_new_by_seed_on_the_same_encoder_and_carry_the_labels(ch
     assert torch.equal(first.classifier.weight, again.classifier.weight)
     assert not torch.equal(first.classifier.weight, other.classifier.weight)
     assert torch.equal(first.s3bert.embeddings.word_embeddings.weight, other.s3bert.embeddings.word_embeddings.weight)
+
+
+def test_new_weights_of_a_classifier_are_no_alarm_but_those_of_an_encoder_are(checkpoint, caplog, capfd):
+    with caplog.at_level("INFO", "s3bert"):
+        StartingPoint(str(checkpoint), 16).classifier(("no", "yes"), seed=1)
+    assert "LOAD REPORT" not in capfd.readouterr().err
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "New weights: classifier.bias, classifier.weight" in record.message
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["s3bert.encoder.layer.0.output.dense.bias"]
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    caplog.clear()
+    StartingPoint(str(checkpoint), 16).classifier(("no", "yes"), seed=1)
+    assert "has no weights for s3bert.encoder.layer.0.output.dense.bias: they start at random" in caplog.text
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from s3bert.training.grid import GridConfig, grid_results, publish_model, run_grid, settings_table
-from s3bert.training.loop import TrainingConfig, TrainingResult
+from s3bert.training.arguments import GridConfig, TrainingConfig
+from s3bert.training.grid import grid_results, publish_model, run_grid, settings_table
+from s3bert.training.loop import TrainingResult
 
 
 SCORES = {(1e-4, 1): 0.9, (1e-4, 2): 0.1, (1e-3, 1): 0.6, (1e-3, 2): 0.8, (1e-3, 3): 0.85}

@@ -1,6 +1,7 @@
 """The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
 
 import copy
+import functools
 import itertools
 import math
 import multiprocessing
@@ -35,9 +36,10 @@ from s3bert import (
     S3BertForTokenClassification,
 )
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
+from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, validate_checkpoint
 from s3bert.training.log import read_log
-from s3bert.training.loop import TrainingConfig, train
+from s3bert.training.loop import train
 
 
 LENGTH = 24
@@ -385,11 +387,12 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
     assert published == (tmp_path / "checkpoint-3" / "model.safetensors").read_bytes()
 
 
-def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path):
-    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # inductor would take a minute
+def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path, monkeypatch):
+    quick = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # inductor would take a minute
+    monkeypatch.setattr(torch.nn.Module, "compile", quick)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    result = pretrain(tmp_path, NO_DROPOUT, max_train_steps=3, **compiled)
+    result = pretrain(tmp_path, NO_DROPOUT, max_train_steps=3, torch_compile=True)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     assert not torch._dynamo.utils.counters["graph_break"]
     eager = pretrain(tmp_path / "eager", NO_DROPOUT, max_train_steps=3)

@@ -7,7 +7,6 @@ are as long as the sequences it is compared at, and some models change themselve
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from transformers import (
@@ -25,7 +24,6 @@ from transformers import (
     NystromformerModel,
     PreTrainedModel,
 )
-from transformers.hf_argparser import HfArg
 
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.configuration_ponet import PoNetConfig
@@ -35,6 +33,8 @@ from s3bert.models.modeling_lra import LraModel
 from s3bert.models.modeling_ponet import PoNetModel
 from s3bert.models.modeling_s3bert import S3BertModel
 
+from .arguments import EncoderSize
+
 
 _LANDMARKS = 64  # Nystromformer's
 _WINDOW = 512  # Longformer's
@@ -43,28 +43,6 @@ _BLOCK = 64  # BigBird's
 
 class UnsuitableError(ValueError):
     """A model that cannot be compared at this length; the message says why."""
-
-
-@dataclass
-class EncoderSize:
-    """What all compared encoders share."""
-
-    hidden_size: int = HfArg(help="width", default=256)
-    num_hidden_layers: int = HfArg(help="layers", default=4)
-    num_attention_heads: int = HfArg(help="heads", default=4)
-    intermediate_size: int = HfArg(help="width of the feed-forward", default=1024)
-    vocab_size: int = HfArg(help="word pieces; few, so that their table does not drown the rest", default=1024)
-    dropout: float = HfArg(help="rate of every dropout of a model", default=0.0)
-    num_segments: int = HfArg(help="S3BERT's r", default=8)
-    num_row_samples: int = HfArg(help="S3BERT's s1", default=8)
-    num_column_samples: int = HfArg(help="S3BERT's s2", default=8)
-    smoother_norm: Literal["batch", "layer"] = HfArg(help="S3BERT's norm in the smoother", default="batch")
-    dtype: Literal["float32", "bfloat16", "float16"] = HfArg(help="of weights and activations", default="float32")
-
-    def __post_init__(self):
-        for name in ("num_attention_heads", "num_segments"):
-            if getattr(self, name) < 1 or self.hidden_size % getattr(self, name):
-                raise ValueError(f"{name} = {getattr(self, name)} does not divide hidden_size = {self.hidden_size}.")
 
 
 @dataclass(frozen=True)

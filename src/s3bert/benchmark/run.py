@@ -13,18 +13,17 @@ from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import transformers
 from tqdm import tqdm
 from transformers import PreTrainedModel
-from transformers.hf_argparser import HfArg
 
-from s3bert.arguments import close_match
 from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
 
-from .encoders import BASELINES, ENCODERS, EncoderSize, UnsuitableError, build_baseline
+from .arguments import BenchmarkConfig, EncoderSize
+from .encoders import BASELINES, UnsuitableError, build_baseline
 from .measure import Mode, interleaved_seconds, make_step
 from .profiling import profile_step
 from .results import Record, SpeedResults
@@ -35,58 +34,6 @@ logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = "out of memory"
 # What may be asked for in another call on the same folder.
 _FREE = {"models", "lengths", "modes", "memory", "profile", "output_dir"}
-
-
-@dataclass
-class BenchmarkConfig:
-    """What is measured, on which batches and how often."""
-
-    models: list[str] = HfArg(
-        help="names; a wrong one lists them. By default all but lra-*, the mixers in Long Range Arena's encoder",
-        default_factory=lambda: list(ENCODERS),
-    )
-    lengths: list[int] = HfArg(help="tokens of a sequence", default_factory=lambda: [128, 512, 2048])
-    modes: list[str] = HfArg(
-        help="inference: forward; training: forward and backward; training_step: with clipping and AdamW",
-        default_factory=lambda: ["inference", "training"],
-    )
-    baseline: str = HfArg(help="the model the others' speeds are divided by", default="bert")
-    tokens_per_batch: int = HfArg(help="sequences of a batch times their length; one sequence at least", default=4096)
-    batch_size: int | None = HfArg(help="sequences of a batch at every length, instead", default=None)
-    padding: float = HfArg(
-        help="share of padding in the batches, on the right of sequences of random lengths; 0: no mask at all",
-        default=0.0,
-    )
-    device: str = HfArg(help="cpu, cuda, ...", default="cpu")
-    torch_compile: bool = HfArg(help="compile the models", default=False)
-    num_threads: int | None = HfArg(help="threads on the CPU; torch's choice by default", default=None)
-    rounds: int = HfArg(help="timed calls of each model at each length, at least", default=10)
-    min_seconds: float = HfArg(help="timed seconds of each model at each length, at least", default=1.0)
-    profile: bool = HfArg(
-        help="write profile-<model>.md: where the time of a step goes, at the first length", default=False
-    )
-    memory: bool = HfArg(help="measure peak memory too, each figure in a process of its own", default=True)
-    seed: int = HfArg(help="of weights, batches and the order of the models", default=0)
-    output_dir: str = HfArg(help="folder of the results; a run goes on from what is there", default="runs/benchmark")
-
-    def __post_init__(self):
-        for name in (*self.models, self.baseline):
-            if name not in BASELINES:
-                raise ValueError(f"There is no model {name!r} to measure.{close_match(name, BASELINES)}")
-        for mode in self.modes:
-            if mode not in get_args(Mode):
-                raise ValueError(f"There is no mode {mode!r}.{close_match(mode, get_args(Mode))}")
-        for name in ("lengths", "tokens_per_batch", "batch_size", "num_threads", "rounds"):
-            values = getattr(self, name)
-            for value in values if isinstance(values, list) else [values]:
-                if value is not None and value < 1:
-                    raise ValueError(f"{name} = {value}: must be at least 1.")
-        if not 0 <= self.padding < 1:
-            raise ValueError(f"padding = {self.padding}: give a share of the batch, from 0 to under 1.")
-
-    def batch_size_at(self, length: int) -> int:
-        """Sequences in a batch of this length."""
-        return self.batch_size or max(1, self.tokens_per_batch // length)
 
 
 @dataclass(frozen=True)

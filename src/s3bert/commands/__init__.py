@@ -1,1 +1,129 @@
-"""One module a command, each with a `main(argv)`; `scripts/` holds wrappers of the same names."""
+"""The console command `s3bert` and its commands: one module each, with its arguments and a `main(argv)`.
+
+A command parses first and imports then: its module holds dataclasses and imports neither torch nor transformers at the top, so
+that `--help` and a misspelt argument are answered at once. What it does is in `s3bert.experiments` and the rooms below.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import NamedTuple
+
+from huggingface_hub.errors import StrictDataclassError
+
+from s3bert.arguments import close_match
+from s3bert.training.arguments import DIVERGED
+from s3bert.version import __version__
+
+
+class Command(NamedTuple):
+    """The module of a command, whose docstring begins with what it does, and the extra that has all its packages."""
+
+    module: str
+    extra: str = "train"
+
+
+COMMANDS = {
+    "demo": Command("demo"),
+    "prepare-corpus": Command("prepare_corpus"),
+    "pretrain": Command("pretrain_mlm"),
+    "glue": Command("run_glue"),
+    "table3": Command("reproduce_table3"),
+    "prepare-lra": Command("prepare_lra"),
+    "lra": Command("run_lra"),
+    "copy-task": Command("run_copy_task"),
+    "approximation": Command("approximation_error"),
+    "forecasting": Command("run_forecasting", "forecast"),
+    "forecast": Command("forecast", "forecast"),
+    "benchmark": Command("benchmark"),
+    "report": Command("report_runs"),
+    "push": Command("push_to_hub"),
+}
+# What extras install; `pip install s3bert` alone brings none of it.
+_OPTIONAL = {
+    "accelerate",
+    "datasets",
+    "evaluate",
+    "filelock",
+    "matplotlib",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "tensorboard",
+}
+_OPTIONAL |= {"tokenizers", "tqdm", "yaml"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`s3bert COMMAND ...`: the command of that name, or the list of them."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+    elif words[0] == "--version":
+        print(f"s3bert {__version__}")
+    elif words[0] not in COMMANDS:
+        print(f"s3bert: error: there is no command {words[0]!r}.{close_match(words[0], COMMANDS)}", file=sys.stderr)
+        sys.exit(2)
+    else:
+        sys.argv = [f"s3bert {words[0]}", *words[1:]]
+        run(words[0])
+
+
+def run(name: str) -> None:
+    """Runs a command with the arguments of `sys.argv`."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "datasets", "evaluate", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with errors_in_a_line(name):
+        _module(name).main()
+
+
+@contextmanager
+def errors_in_a_line(name: str) -> Iterator[None]:
+    """Ends the process on an error the user can mend, with its message alone and status 1, or DIVERGED where a training did.
+
+    A missing package is one: the message says which extra has it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package, extra = (error.name or "").partition(".")[0], COMMANDS[name].extra
+        if package not in _OPTIONAL:
+            raise
+        sys.exit(
+            f"error: 's3bert {name}' needs the extra '{extra}': pip install 's3bert[{extra}]' ({package} is missing)"
+        )
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(DIVERGED)
+    except StrictDataclassError as error:  # of a configuration: the cause says which value, and what is allowed
+        sys.exit(f"error: {error.__cause__ or error}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(
+            "interrupted; what was saved is kept, and the same call goes on from there, with "
+            "--resume_from_checkpoint latest where a command has that argument"
+        )
+
+
+def _module(name: str):
+    return import_module(f"{__name__}.{COMMANDS[name].module}")
+
+
+def _overview() -> str:
+    """The commands, each with the first sentence of its module."""
+    lines = [f"  {name:<16}{(_module(name).__doc__ or '').splitlines()[0]}" for name in COMMANDS]
+    return "\n".join(
+        [
+            "usage: s3bert COMMAND [--config FILE.yaml] [--name value ...]",
+            "",
+            "BERT for long inputs: attention in linear time (S3Attention), as a Transformers model.",
+            "",
+            *lines,
+            "",
+            "s3bert COMMAND --help lists a command's arguments, s3bert --version the version.",
+        ]
+    )

@@ -1,10 +1,10 @@
-"""How close linear attentions come to the matrix they stand for: spectral-norm error against sketch size and length.
+"""Measures how close linear attentions come to the matrix they stand for.
 
-    python scripts/approximation_error.py --output_dir runs/approximation
-    python scripts/approximation_error.py --scale 0.5 --lengths 256 1024 --sizes 16 64 256 --output_dir runs/approximation-small
+    s3bert approximation --output_dir runs/approximation
+    s3bert approximation --scale 0.5 --lengths 256 1024 --sizes 16 64 256 --output_dir runs/approximation-small
 
 The measurement of Skyformer's Metric 1 (Chen et al., NeurIPS 2021), on Gaussian queries and keys: |C' - C| / |C| in the spectral norm,
-C the matrix that values are multiplied by. Skyformer stands for Kernelized Attention's matrix, Nystromformer and Performer for softmax
+against sketch size and length, C the matrix that values are multiplied by. Skyformer stands for Kernelized Attention's matrix, Nystromformer and Performer for softmax
 attention's. (Linformer's projections are learnt, so a drawn one approximates nothing.) The paper draws queries and keys from models; Gaussian ones, whose spectrum decays slowest, are the hard case.
 The output folder gets `all_results.json`, `results.md` and `errors.png`.
 """
@@ -13,28 +13,29 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tqdm.auto import tqdm
-from transformers.hf_argparser import HfArg
-
-from s3bert.analysis.approximation import APPROXIMATIONS, error_table, plot_errors, relative_error
-from s3bert.arguments import parse_arguments, run_as_script, save_arguments
+from s3bert.arguments import option, parse_arguments, save_arguments
+from s3bert.commands import run
 from s3bert.files import write_text
 
 
 @dataclass
 class ErrorArguments:
-    """Which matrices, of what size."""
+    """Matrices: which, and of what size."""
 
-    output_dir: str = HfArg(help="folder of the results")
-    mixers: list[str] = HfArg(help="approximations to measure", default_factory=lambda: list(APPROXIMATIONS))
-    lengths: list[int] = HfArg(help="tokens of a sequence", default_factory=lambda: [256, 512, 1024])
-    sizes: list[int] = HfArg(help="landmarks or features", default_factory=lambda: [16, 32, 64, 128, 256])
-    head_size: int = HfArg(help="channels of a head", default=32)
-    scale: float = HfArg(help="standard deviation of queries and keys", default=1.0)
-    num_draws: int = HfArg(help="draws of queries, keys and sketches for each cell", default=5)
-    seed: int = HfArg(help="of the first draw", default=0)
+    output_dir: str = option(help="folder of the results")
+    mixers: list[str] = option(
+        help="approximations to measure", default_factory=lambda: ["skyformer", "nystrom", "performer"]
+    )
+    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [256, 512, 1024])
+    sizes: list[int] = option(help="landmarks or features", default_factory=lambda: [16, 32, 64, 128, 256])
+    head_size: int = option(help="channels of a head", default=32)
+    scale: float = option(help="standard deviation of queries and keys", default=1.0)
+    num_draws: int = option(help="draws of queries, keys and sketches at each length and size", default=5)
+    seed: int = option(help="of the first draw", default=0)
 
     def __post_init__(self):
+        from s3bert.analysis.approximation import APPROXIMATIONS  # not at the top: `--help` has no need of torch
+
         if unknown := [name for name in self.mixers if name not in APPROXIMATIONS]:
             raise ValueError(f"mixers: {unknown[0]} approximates no matrix; there is {', '.join(APPROXIMATIONS)}.")
         for name in ("lengths", "sizes"):
@@ -45,11 +46,15 @@ class ErrorArguments:
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
-    """Runs the script; returns the errors by approximation."""
+    """Runs the command; returns the errors by approximation."""
     (arguments,) = parse_arguments((ErrorArguments,), argv, __doc__)
-    cells = [(name, n, d) for name in arguments.mixers for n in arguments.lengths for d in arguments.sizes if d <= n]
+    from tqdm.auto import tqdm
+
+    from s3bert.analysis.approximation import error_table, plot_errors, relative_error
+
+    measured = [(name, n, d) for name in arguments.mixers for n in arguments.lengths for d in arguments.sizes if d <= n]
     errors: dict[str, list[dict]] = {name: [] for name in arguments.mixers}
-    for name, length, size in tqdm(cells, unit="cell", disable=None):
+    for name, length, size in tqdm(measured, unit="error", disable=None):
         draws = [
             relative_error(name, size, length, arguments.head_size, arguments.scale, arguments.seed + draw)
             for draw in range(arguments.num_draws)
@@ -68,8 +73,9 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
     content = {"title": title, "description": description, **asdict(arguments), "errors": errors}
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
     print(text)
+    print(f"\nTable, numbers and plot are in {folder}.")
     return errors
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("approximation")

@@ -1,10 +1,10 @@
-"""Speed and peak memory against length: S3BERT in each of its forms beside other encoders of the same size.
+"""Measures speed and peak memory of S3BERT and other encoders against length.
 
-    python scripts/benchmark.py --config configs/benchmark/cpu.yaml --output_dir runs/benchmark
-    python scripts/benchmark.py --models s3bert bert --lengths 512 4096 --dtype bfloat16 --device cuda --torch_compile
+    s3bert benchmark --config benchmark/cpu --output_dir runs/benchmark
+    s3bert benchmark --models s3bert bert --lengths 512 4096 --dtype bfloat16 --device cuda --torch_compile
 
-Encoders only, as many tokens in every batch. Speeds are measured side by side, round by round, and told as medians with
-quartiles; each memory figure comes from a fresh process. The output folder gets `results.json` (the seconds of every
+Encoders only, of the same size, as many tokens in every batch. Speeds are measured side by side, round by round, and told as medians with
+quartiles; each memory number comes from a fresh process. The output folder gets `results.json` (the seconds of every
 round), `results.md` (tables) and `speed.png`; with `--profile` also a `profile-<model>.md` for each model. The same call
 again goes on where it was stopped; a call with more models, lengths or modes adds them.
 """
@@ -13,10 +13,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import parse_arguments, run_as_script, save_arguments
-from s3bert.benchmark.encoders import EncoderSize, UnsuitableError
-from s3bert.benchmark.report import plot_speeds, speed_report
-from s3bert.benchmark.run import BenchmarkConfig, profile_model, run_benchmark
+from s3bert.arguments import parse_arguments, save_arguments
+from s3bert.benchmark.arguments import BenchmarkConfig, EncoderSize
+from s3bert.commands import run
 from s3bert.files import write_text
 
 
@@ -24,8 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Runs the script; returns the content of `results.json`."""
+    """Runs the command; returns the content of `results.json`."""
     size, config = parse_arguments((EncoderSize, BenchmarkConfig), argv, __doc__)
+    from s3bert.benchmark.encoders import UnsuitableError
+    from s3bert.benchmark.report import plot_speeds, speed_report
+    from s3bert.benchmark.run import profile_model, run_benchmark
+
     folder = Path(config.output_dir)
     results = run_benchmark(size, config)
     save_arguments(folder / "arguments.yaml", size, config)
@@ -38,8 +41,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             write_text(folder / f"profile-{name}.md", profile_model(name, size, config))
         except UnsuitableError as error:
             logger.warning("%s has no profile: %s", name, error)
+    print(f"Tables, seconds of every round and the plot are in {folder}.")
     return results
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("benchmark")

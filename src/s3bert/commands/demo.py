@@ -1,9 +1,9 @@
-"""The whole way in a few minutes on a CPU: corpus, pretraining, finetuning, a filled mask, a table.
+"""Goes the whole way in a few minutes: corpus, pretraining, finetuning.
 
-    python scripts/demo.py --output_dir runs/demo                         # synthetic text, no files needed
-    python scripts/demo.py --output_dir runs/demo --data path/to/data     # real text and a real GLUE task
+    s3bert demo --output_dir runs/demo                         # synthetic text, no files needed
+    s3bert demo --output_dir runs/demo --data path/to/data     # real text and a real GLUE task
 
-A data folder holds `text/`, with text files or folders of them, and `glue/sst2/` as JSON lines. It is `make demo`.
+A data folder holds `text/`, with text files or folders of them, and `glue/sst2/` as JSON lines. It ends with a filled mask and a table; it is `make demo`.
 """
 
 import json
@@ -12,26 +12,26 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import pipeline
-from transformers.hf_argparser import HfArg
-
-from s3bert.arguments import find_recipe, parse_arguments, run_as_script
-from s3bert.commands import pretrain_mlm, run_glue
+from s3bert.arguments import option, parse_arguments
+from s3bert.commands import pretrain_mlm, run, run_glue
 from s3bert.files import table
-from s3bert.tasks.glue import load_task
 
 
 @dataclass
 class DemoArguments:
-    """Where from and where to."""
+    """Data, and where the demo goes."""
 
-    output_dir: str = HfArg(help="folder of the demo; a second call goes on or starts from what is there")
-    data: str = HfArg(help="`synthetic`, or a folder with text/ and glue/sst2/", default="synthetic")
+    output_dir: str = option(help="folder of the demo; a second call goes on or starts from what is there")
+    data: str = option(help="`synthetic`, or a folder with text/ and glue/sst2/", default="synthetic")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the demo and prints its table."""
     (arguments,) = parse_arguments((DemoArguments,), argv, __doc__)
+    from transformers import pipeline
+
+    from s3bert.tasks.glue import load_task
+
     output_dir, started = Path(arguments.output_dir) / Path(arguments.data).name, time.time()
     if arguments.data == "synthetic":
         text, rows, task, glue = "synthetic", [], "synthetic_acceptability", "synthetic"
@@ -46,21 +46,12 @@ def main(argv: list[str] | None = None) -> None:
             raise FileNotFoundError(
                 f"{folder / 'text'} holds no text: put files or folders of text there, or use synthetic."
             )
-        text, rows, task, glue = (
-            " + ".join(map(str, sources)),
-            ["--max_train_samples", "20000"],
-            "sst2",
-            str(folder / "glue"),
-        )
+        text, rows = " + ".join(map(str, sources)), ["--max_train_samples", "20000"]
+        task, glue = "sst2", str(folder / "glue")
         sentences = ["the capital of france is [MASK] .", "he opened the [MASK] and went out ."]
 
     pretrained, finetuned = output_dir / "pretrained", output_dir / "finetuned"
-    where = [
-        "--config",
-        "demo/pretrain",
-        "--config_name",
-        str(find_recipe("model/s3bert-tiny", ".json")),
-    ]
+    where = ["--config", "demo/pretrain"]
     how = ["--dataset_name", text, *rows, "--resume_from_checkpoint", "latest"]
     pretraining = pretrain_mlm.main([*where, *how, "--output_dir", str(pretrained)])
     where = ["--config", "demo/glue", "--model_name_or_path", str(pretrained)]
@@ -86,4 +77,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("demo")

@@ -1,31 +1,32 @@
-"""Turns text into a corpus folder for pretrain_mlm.py: trains or takes a WordPiece tokenizer, tokenises, packs blocks.
+"""Turns text into a corpus folder: tokenizer, tokens, packed blocks.
 
-    python scripts/prepare_corpus.py --dataset_name "Salesforce/wikitext:wikitext-103-raw-v1 + rojagtap/bookcorpus" \\
+    s3bert prepare-corpus --dataset_name "Salesforce/wikitext:wikitext-103-raw-v1 + rojagtap/bookcorpus" \\
         --output_dir corpora/wiki-books
-    python scripts/prepare_corpus.py --dataset_name path/to/text --vocab_size 8192 --max_seq_length 128 --output_dir corpora/small
+    s3bert prepare-corpus --dataset_name path/to/text --vocab_size 8192 --max_seq_length 128 --output_dir corpora/small
 
-The same call again reuses the folder.
+A WordPiece tokenizer is trained on the text, or taken. The same call again reuses the folder.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers.hf_argparser import HfArg
-
-from s3bert.arguments import parse_arguments, run_as_script
-from s3bert.data.corpus import Corpus, CorpusArguments, prepare_corpus
+from s3bert.arguments import option, parse_arguments
+from s3bert.commands import run
+from s3bert.data.arguments import CorpusArguments
 
 
 @dataclass
 class OutputArguments:
-    """Where the corpus goes."""
+    """Output: where the corpus goes."""
 
-    output_dir: str = HfArg(help="folder of the prepared corpus")
+    output_dir: str = option(help="folder of the prepared corpus")
 
 
 def main(argv: list[str] | None = None) -> Path:
     """Prepares the corpus of the command line `argv`, prints what it holds, and returns its folder."""
     arguments, output = parse_arguments((CorpusArguments, OutputArguments), argv, description=__doc__)
+    from s3bert.data.corpus import Corpus, prepare_corpus
+
     folder = prepare_corpus(arguments, Path(output.output_dir))
     corpus = Corpus.open(folder)
     print(f"{folder}: {corpus.vocab_size:,} pieces, blocks of {corpus.block_size}")
@@ -37,8 +38,9 @@ def main(argv: list[str] | None = None) -> Path:
         )
     for split, entropy in corpus.manifest["unigram_entropy"].items():
         print(f"  unigram entropy of {split}: {entropy:.3f} nats")
+    print(f"Next: s3bert pretrain --config pretrain/small --dataset_name {folder} --output_dir runs/small")
     return folder
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("prepare-corpus")

@@ -1,42 +1,40 @@
-"""Makes the data of the Long Range Arena tasks that are generated: ListOps and Pathfinder.
+"""Generates the data of two Long Range Arena tasks: ListOps and Pathfinder.
 
-    python scripts/prepare_lra.py --task_name listops --output_dir data/lra
-    python scripts/prepare_lra.py --task_name pathfinder --output_dir data/lra --num_train 20000 --num_val 2000 --num_test 2000
+    s3bert prepare-lra --task_name listops --output_dir data/lra
+    s3bert prepare-lra --task_name pathfinder --output_dir data/lra --num_train 20000 --num_val 2000 --num_test 2000
 
-The files go into a folder of the task's name, where scripts/run_lra.py looks. Pathfinder's are drawn anew by the description of
-the released ones: figures on them are not comparable to the last point. After a kill the same command goes on with Pathfinder's
-pictures, and makes ListOps' rows, a matter of seconds, anew.
+The files go into a folder of the task's name, where `s3bert lra` looks. Pathfinder's are drawn by the description of the released
+ones: accuracies on them are not comparable to the last point. After a kill the same command goes on with Pathfinder's images, and
+writes ListOps' rows, a matter of seconds, again.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers.hf_argparser import HfArg
-
-from s3bert.arguments import parse_arguments, run_as_script
-from s3bert.tasks import listops, pathfinder_files
+from s3bert.arguments import option, parse_arguments
+from s3bert.commands import run
 
 
-OFFICIAL_SIZES = {"listops": listops.OFFICIAL_SIZES, "pathfinder": pathfinder_files.OFFICIAL_SIZES}
+TASKS = ("listops", "pathfinder")
 
 
 @dataclass
 class PrepareArguments:
-    """What to make, and how much of it."""
+    """Task, and how much of it to generate."""
 
-    task_name: str = HfArg(help="listops or pathfinder")
-    output_dir: str = HfArg(help="folder for the task's own folder", default="data/lra")
-    num_train: int | None = HfArg(help="training examples; as many as officially by default", default=None)
-    num_val: int | None = HfArg(help="validation examples", default=None)
-    num_test: int | None = HfArg(help="test examples", default=None)
-    seed: int = HfArg(help="of all draws", default=0)
-    num_workers: int | None = HfArg(help="processes that draw pictures; all cores by default", default=None)
+    task_name: str = option(help="listops or pathfinder")
+    output_dir: str = option(help="folder for the task's own folder", default="data/lra")
+    num_train: int | None = option(help="training examples; as many as officially by default", default=None)
+    num_val: int | None = option(help="validation examples", default=None)
+    num_test: int | None = option(help="test examples", default=None)
+    seed: int = option(help="of all draws", default=0)
+    num_workers: int | None = option(help="processes that draw images; all cores by default", default=None)
 
     def __post_init__(self):
-        if self.task_name not in OFFICIAL_SIZES:
+        if self.task_name not in TASKS:
             raise ValueError(
-                f"Unknown task {self.task_name!r}: {' and '.join(OFFICIAL_SIZES)} are generated, the others are read from "
-                "files (see scripts/run_lra.py)."
+                f"Unknown task {self.task_name!r}: {' and '.join(TASKS)} are generated, the others are read from "
+                "files (see s3bert lra --help)."
             )
         for name in ("num_train", "num_val", "num_test"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -44,11 +42,13 @@ class PrepareArguments:
 
 
 def main(argv: list[str] | None = None) -> Path:
-    """Runs the script; returns the task's folder."""
+    """Runs the command; returns the task's folder."""
     (arguments,) = parse_arguments((PrepareArguments,), argv, __doc__)
+    from s3bert.tasks import listops, pathfinder_files
+
     folder = Path(arguments.output_dir) / arguments.task_name
-    official = OFFICIAL_SIZES[arguments.task_name]
-    sizes = {split: getattr(arguments, f"num_{split}") or usual for split, usual in official.items()}
+    generated = {"listops": listops, "pathfinder": pathfinder_files}[arguments.task_name]
+    sizes = {split: getattr(arguments, f"num_{split}") or usual for split, usual in generated.OFFICIAL_SIZES.items()}
     if arguments.task_name == "listops":
         listops.write_listops(folder, sizes, arguments.seed)
     else:
@@ -58,4 +58,4 @@ def main(argv: list[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("prepare-lra")

@@ -1,8 +1,8 @@
 """Publishes the folder of a finished run, with its model card, on the Hub.
 
-    python scripts/push_to_hub.py --folder runs/base --dry_run           # checks everything, needs no network
-    python scripts/push_to_hub.py --folder runs/base --hub_model_id me/s3bert-base
-    python scripts/push_to_hub.py --folder runs/table3/pretrained/s3bert --card runs/table3/report/s3bert.md --dry_run
+    s3bert push --folder runs/base --dry_run           # checks everything, needs no network
+    s3bert push --folder runs/base --hub_model_id me/s3bert-base
+    s3bert push --folder runs/table3/pretrained/s3bert --card runs/table3/report/s3bert.md --dry_run
 
 The folder has to be one that others can use: whole and finite weights, tokenizer, modelling code, and a card whose metadata
 the Hub reads. What a run keeps for itself (checkpoints, corpus, trials of a grid, hidden files) stays at home.
@@ -11,33 +11,33 @@ the Hub reads. What a run keeps for itself (checkpoints, corpus, trials of a gri
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers.hf_argparser import HfArg
-
-from s3bert.arguments import parse_arguments, run_as_script
-from s3bert.reports.repository import adopt_card, files_to_push, push_folder, validate_repository
+from s3bert.arguments import option, parse_arguments
+from s3bert.commands import run
 
 
 @dataclass
 class PushArguments:
-    """What to publish, and where."""
+    """Folder, and where it goes."""
 
-    folder: str = HfArg(help="folder of a finished run")
-    hub_model_id: str | None = HfArg(
+    folder: str = option(help="folder of a finished run")
+    hub_model_id: str | None = option(
         help="repository; by default the folder's name in your own space, created when it is not there", default=None
     )
-    card: str | None = HfArg(
+    card: str | None = option(
         help="a model card (Markdown) that becomes the folder's README.md, with the plots it shows", default=None
     )
-    dry_run: bool = HfArg(help="check the folder and list what would be uploaded, and stop there", default=False)
+    dry_run: bool = option(help="check the folder and list what would be uploaded, and stop there", default=False)
 
 
 def main(argv: list[str] | None = None) -> str | None:
-    """Runs the script; returns the repository's id, None after a dry run.
+    """Runs the command; returns the repository's id, None after a dry run.
 
     Raises:
         ValueError: the folder is not fit to be published; the message lists why.
     """
     (arguments,) = parse_arguments((PushArguments,), argv, __doc__)
+    from s3bert.reports.repository import adopt_card, files_to_push, push_folder, validate_repository
+
     folder, card = Path(arguments.folder), Path(arguments.card) if arguments.card else None
     if found := validate_repository(folder, card):
         raise ValueError(f"{folder} is not fit to be published:\n" + "\n".join(f"- {problem}" for problem in found))
@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> str | None:
     if arguments.dry_run:
         if card:
             print(f"{card} would become README.md, with the plots it shows.")
+        print(f"{folder} is fit to be published; the same command without --dry_run uploads it.")
         return None
     repository = push_folder(folder, arguments.hub_model_id)
     print(f"https://huggingface.co/{repository}")
@@ -57,4 +58,4 @@ def main(argv: list[str] | None = None) -> str | None:
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("push")

@@ -1,10 +1,10 @@
 """Makes one page of several runs: an overview of all tasks or series, then each run's own table and plots.
 
-    python scripts/report_runs.py --runs runs/listops runs/image runs/image-ablation --title "Long Range Arena" \\
+    s3bert report --runs runs/listops runs/image runs/image-ablation --title "Long Range Arena" \\
         --output_dir model_cards/lra
-    python scripts/report_runs.py --runs runs/ettm2 runs/ili --title "Long-term forecasting" --output_dir model_cards/forecasting
+    s3bert report --runs runs/ettm2 runs/ili --title "Long-term forecasting" --output_dir model_cards/forecasting
 
-A run is an output folder of run_lra.py, run_copy_task.py, approximation_error.py or run_forecasting.py. The page, `README.md`, says what each run
+A run is an output folder of s3bert lra, copy-task, approximation or forecasting. The page, `README.md`, says what each run
 wrote itself; the runs' own `all_results.json`, `arguments.yaml`, `results.md` and plots are copied beside it, so that a page can be
 extended: --runs model_cards/lra/runs/* runs/text --output_dir model_cards/lra.
 """
@@ -17,13 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.hf_argparser import HfArg
-
-from s3bert.arguments import parse_arguments, run_as_script
+from s3bert.arguments import option, parse_arguments
+from s3bert.commands import run
 from s3bert.files import write_text
-from s3bert.reports.forecasting import forecast_overview
-from s3bert.reports.lra import lra_overview
-from s3bert.tasks.forecasting import FORECAST_DATASETS
 
 
 FILES = ("all_results.json", "arguments.yaml", "results.md")
@@ -33,9 +29,9 @@ FILES = ("all_results.json", "arguments.yaml", "results.md")
 class ReportArguments:
     """Which runs, and where the page goes."""
 
-    runs: list[str] = HfArg(help="output folders of runs, in the page's order; their names are the sections' names")
-    title: str = HfArg(help="the page's heading")
-    output_dir: str = HfArg(help="folder of the page")
+    runs: list[str] = option(help="output folders of runs, in the page's order; their names are the sections' names")
+    title: str = option(help="the page's heading")
+    output_dir: str = option(help="folder of the page")
 
     def __post_init__(self):
         for name in map(Path, self.runs):
@@ -51,6 +47,10 @@ class ReportArguments:
 
 def overview(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What stands above the runs' own sections: tables of all of them, each with what is to be known about it."""
+    from s3bert.reports.forecasting import forecast_overview
+    from s3bert.reports.lra import lra_overview
+    from s3bert.tasks.forecasting import FORECAST_DATASETS
+
     parts = []
     if compared := {name: content for name, content in runs.items() if content.get("comparison") == "mixers"}:
         parts += [
@@ -101,4 +101,4 @@ def main(argv: list[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("report")

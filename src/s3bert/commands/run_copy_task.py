@@ -1,13 +1,13 @@
-"""Teaches causal mixers to copy a word: softmax, linear attention, FMMformer with any band and kernels (its Figures 4 and 5).
+"""Teaches causal mixers to copy a word (FMMformer's Figures 4 and 5).
 
-    python scripts/run_copy_task.py --config configs/lra/copy-cpu.yaml --length 128 --output_dir runs/copy-128
-    python scripts/run_copy_task.py --config configs/lra/copy-cpu.yaml --length 256 --mixer linear fmm:bandwidth=40,kernels=[elu] \\
-        --output_dir runs/copy-256-mine
+    s3bert copy-task --config lra/copy-cpu --length 128 --output_dir runs/copy-128
+    s3bert copy-task --config lra/copy-cpu --length 256 --mixer linear fmm:bandwidth=40,kernels=[elu] --output_dir runs/copy-256
 
-The figures have lengths 128, 256 and 512, each a run; the recipes' mixers are after theirs, `copy.yaml` has the sizes of FMMformer's program.
-Each mixer is trained alike, in its causal form, on `| word | word`, words of random length; the loss, training's too, and the accuracy
-are of the second word, on words never seen. The same command goes on after a kill. The output folder gets `all_results.json`,
-`results.md` and the learning curves, `curves.png`.
+Mixers are softmax, linear attention, and FMMformer with any band and kernels. The figures have lengths 128, 256 and 512, each a
+run; the recipes' mixers are after theirs, `lra/copy` has the sizes of FMMformer's program. Each mixer is trained alike, in its causal
+form, on `| word | word`, words of random length; the loss, training's too, and the accuracy are of the second word, on words never
+seen. The same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and the learning curves,
+`curves.png`.
 """
 
 import logging
@@ -15,18 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import set_seed
-from transformers.hf_argparser import HfArg
-
-from s3bert.arguments import named_settings, parse_arguments, run_as_script, save_arguments
+from s3bert.arguments import named_settings, option, parse_arguments, save_arguments
+from s3bert.commands import run
 from s3bert.files import file_name
-from s3bert.models.configuration_lra import LraConfig
-from s3bert.models.mixers import setting_names
-from s3bert.models.modeling_lra import LraForMaskedLM
-from s3bert.reports.lra import write_report
-from s3bert.tasks.copying import CopyBatches, CopyEvaluation
-from s3bert.training.grid import GridConfig, grid_results, read_report, run_grid, with_test_metrics
-from s3bert.training.loop import TrainingConfig, TrainingResult, process_state, train
+from s3bert.training.arguments import GridConfig
 
 
 logger = logging.getLogger(__name__)
@@ -34,21 +26,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class CopyArguments:
-    """The words, and what learns to copy them."""
+    """Words, and what learns to copy them."""
 
-    length: int = HfArg(help="tokens of a sequence: two separators, a word twice, padding", default=128)
-    num_symbols: int = HfArg(help="symbols a word is drawn from", default=10)
-    mixer: list[str] = HfArg(
+    length: int = option(help="tokens of a sequence: two separators, a word twice, padding", default=128)
+    num_symbols: int = option(help="symbols a word is drawn from", default=10)
+    mixer: list[str] = option(
         help="causal mixers, each with settings of its own after a colon",
         default_factory=lambda: ["softmax", "linear", "fmm:bandwidth=10,kernels=[elu]", "fmm:bandwidth=10"],
     )
-    hidden_size: int = HfArg(help="width", default=64)
-    num_hidden_layers: int = HfArg(help="layers", default=2)
-    num_attention_heads: int = HfArg(help="heads", default=2)
-    intermediate_size: int = HfArg(help="width of the feed-forward", default=128)
-    num_eval_batches: int = HfArg(help="batches of unseen words to measure on", default=8)
+    hidden_size: int = option(help="width", default=64)
+    num_hidden_layers: int = option(help="layers", default=2)
+    num_attention_heads: int = option(help="heads", default=2)
+    intermediate_size: int = option(help="width of the feed-forward", default=128)
+    num_eval_batches: int = option(help="batches of unseen words to measure on", default=8)
 
     def __post_init__(self):
+        from s3bert.models.mixers import setting_names  # not at the top: `--help` has no need of torch
+        from s3bert.tasks.copying import CopyBatches
+
         for text in self.mixer:
             name, _ = named_settings(text)
             if "causal" not in setting_names(name):
@@ -57,54 +52,29 @@ class CopyArguments:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
         CopyBatches(self.length, self.num_symbols, 1, 0, 1)
 
-    def config(self, mixer: str) -> LraConfig:
-        """The encoder around a mixer's causal form."""
-        name, own = named_settings(mixer)
-        return LraConfig(
-            mixer=name,
-            mixer_settings=own | {"causal": True},
-            vocab_size=self.num_symbols + 2,
-            max_position_embeddings=self.length,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Runs the script; returns the content of `all_results.json`."""
+    """Runs the command; returns the content of `all_results.json`."""
     arguments, grid = parse_arguments((CopyArguments, GridConfig), argv, __doc__)
+    from s3bert.experiments.copying import build_config, run_mixer
+    from s3bert.models.modeling_lra import LraForMaskedLM
+    from s3bert.reports.lra import write_report
+    from s3bert.training.grid import grid_results, read_report
+    from s3bert.training.processes import process_state
+
     if grid.max_train_steps is None:
         raise ValueError("Words are drawn without end: give --max_train_steps.")
-    for text in arguments.mixer:  # a wrong setting is known before anything is written
-        LraForMaskedLM(arguments.config(text))
+    words = (arguments.length, arguments.num_symbols)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    sizes = {name: getattr(arguments, name) for name in sizes}
+    configs = {mixer: build_config(mixer, *words, **sizes) for mixer in arguments.mixer}
+    for config in configs.values():  # a wrong setting is known before anything is written
+        LraForMaskedLM(config)
     top, results = Path(grid.output_dir), {}
-    for text in arguments.mixer:
-        config = arguments.config(text)
-
-        def train_trial(trial: TrainingConfig, config: LraConfig = config) -> TrainingResult:
-            set_seed(trial.seed)
-            words = (arguments.length, arguments.num_symbols, trial.global_batch_size())
-            batches = CopyBatches(*words, trial.seed, trial.max_train_steps)
-            unseen = CopyEvaluation(CopyBatches(*words, 2**31 + trial.seed, 1), arguments.num_eval_batches)
-            steps = max(1, trial.max_train_steps // 20)
-            trial = replace(trial, eval_steps=trial.eval_steps or steps, save_steps=trial.save_steps or steps)
-            model = LraForMaskedLM(config)
-            test = CopyEvaluation(CopyBatches(*words, 2**32 + trial.seed, 1), arguments.num_eval_batches)
-            return with_test_metrics(train(model, batches, trial, unseen), model, test)
-
-        logger.info("%s on words of up to %d symbols", text, arguments.length // 2 - 1)
-        folder = top / file_name(text)
-        identity = {"task": "copy words of random length", "length": arguments.length}
-        identity |= {"symbols": arguments.num_symbols, "mixer": text}
-        identity["num_eval_batches"] = arguments.num_eval_batches
-        identity["model"] = {
-            key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"
-        }
-        results[text] = grid_results(run_grid(replace(grid, output_dir=str(folder)), identity, train_trial))
+    for mixer, config in configs.items():
+        logger.info("%s on words of up to %d symbols", mixer, arguments.length // 2 - 1)
+        own_grid = replace(grid, output_dir=str(top / file_name(mixer)))
+        results[mixer] = grid_results(run_mixer(mixer, config, *words, arguments.num_eval_batches, own_grid))
         if process_state().is_main_process:
             write_report(
                 top,
@@ -123,4 +93,4 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    run("copy-task")

@@ -111,7 +111,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         raise FileNotFoundError(
-            f"{folder} is not a prepared corpus: it has no {MANIFEST}; make one with prepare_corpus.py"
+            f"{folder} is not a prepared corpus: it has no {MANIFEST}; make one with s3bert prepare-corpus"
         )
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))

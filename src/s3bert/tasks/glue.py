@@ -324,7 +324,8 @@ def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]
     rows = []
     for name, result in results.items():
         std = "" if result["score_std"] is None else f"{100 * result['score_std']:.2f}"
-        data = "; ".join(result["not_the_official_data"]) or "official"
+        whole = "official" if GLUE_TASKS[name].generate is None else "generated"
+        data = "; ".join(result["not_the_official_data"]) or whole
         scores = [f"{100 * result['score_mean']:.2f}", std, f"{100 * result['score_best']:.2f}"]
         rows.append([name, result["score_is"], *scores, data])
     label, mean = average({name: result["score_mean"] for name, result in results.items()})

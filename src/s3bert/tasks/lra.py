@@ -190,7 +190,7 @@ def read_image(folder: Path, max_length: int) -> dict[str, Examples]:
 
 def read_listops_folder(folder: Path, max_length: int) -> dict[str, Examples]:
     """Nested operations on digits, as `prepare_lra.py` writes them, or the released files."""
-    remedy = "make the task's files with scripts/prepare_lra.py --task_name listops."
+    remedy = "generate the task's files with s3bert prepare-lra --task_name listops."
     files = {split: _file(folder, f"basic_{name}.tsv", remedy) for split, name in _SPLITS.items()}
     return {split: Examples(*read_listops(file), max_length) for split, file in files.items()}
 
@@ -199,7 +199,7 @@ def read_pathfinder_folder(folder: Path, max_length: int) -> dict[str, Examples]
     """Pictures of dashed curves, as `prepare_lra.py` draws them; a re-creation of the released ones."""
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is not there: draw the pictures with scripts/prepare_lra.py --task_name pathfinder."
+            f"{folder} is not there: draw the images with s3bert prepare-lra --task_name pathfinder."
         )
     examples = {}
     for split, name in _SPLITS.items():

@@ -19,7 +19,7 @@ from .pathfinder import GENERATOR_VERSION, SIZE, draw_picture
 
 MANIFEST = "pathfinder.json"
 OFFICIAL_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}  # pictures
-_REMEDY = "call scripts/prepare_lra.py --task_name pathfinder as before, and it draws what is missing."
+_REMEDY = "call s3bert prepare-lra --task_name pathfinder as before, and it draws what is missing."
 
 
 def _shards(size: int, shard_size: int) -> list[int]:
@@ -133,7 +133,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         counts = [manifest["shard_size"], *manifest["sizes"].values()]
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{folder} holds no Pathfinder pictures: {file} is missing; draw them with scripts/prepare_lra.py --task_name "
+            f"{folder} holds no Pathfinder pictures: {file} is missing; draw them with s3bert prepare-lra --task_name "
             "pathfinder."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -88,11 +88,11 @@ class StartingPoint:
         """
         names = labels or ("score",)
         set_seed(seed)
+        # Transformers warns of a classifier that is new, which it has to be; what else is new is told below.
         verbosity = logging_of_transformers.get_verbosity()
-        if self._reported:
-            logging_of_transformers.set_verbosity_error()
+        logging_of_transformers.set_verbosity_error()
         try:
-            model = AutoModelForSequenceClassification.from_pretrained(
+            model, found = AutoModelForSequenceClassification.from_pretrained(
                 self.name,
                 id2label=dict(enumerate(names)),
                 label2id={label: number for number, label in enumerate(names)},
@@ -101,14 +101,29 @@ class StartingPoint:
                 dtype=torch.float32,
                 ignore_mismatched_sizes=self.from_finetuned,
                 trust_remote_code=self.trust_remote_code,
+                output_loading_info=True,
             )
         finally:
             logging_of_transformers.set_verbosity(verbosity)
+        if not self._reported:
+            self._report(model.base_model_prefix, sorted(found["missing_keys"]))
         self._reported = True
         if "token_type_ids" not in inspect.signature(model.forward).parameters:
             inputs = self.tokenizer.model_input_names
             self.tokenizer.model_input_names = [entry for entry in inputs if entry != "token_type_ids"]
         return model
+
+    def _report(self, encoder: str, missing: list[str]) -> None:
+        """Says which weights are new: a classifier and a pooler are to be expected, anything else is not."""
+        odd = [name for name in missing if name.startswith(f"{encoder}.") and ".pooler." not in name]
+        if odd:
+            logger.warning(
+                "%s has no weights for %s: they start at random, and scores are not those of a pretrained encoder.",
+                self.name,
+                ", ".join(odd),
+            )
+        elif missing:
+            logger.info("New weights: %s; all others are those of %s.", ", ".join(missing), self.name)
 
 
 def _digest(folder: Path) -> str:

@@ -7,7 +7,6 @@ mean over seeds; of each setting the best seed's weights are kept.
 """
 
 import dataclasses
-import itertools
 import json
 import logging
 import shutil
@@ -19,17 +18,17 @@ from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
-from transformers.hf_argparser import HfArg
 
 from s3bert.files import table, write_text
 
+from .arguments import GridConfig, TrainingConfig
 from .checkpoints import publish
-from .loop import TrainingConfig, TrainingResult, process_state
+from .loop import TrainingResult
+from .processes import process_state
 
 
 logger = logging.getLogger(__name__)
 
-_GRID = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed")
 # What may change between two starts of a trial without changing what it learns. The batch size is in the trial's name.
 _FREE = {
     "output_dir",
@@ -47,52 +46,6 @@ _FREE = {
 }
 # Written into a trial's folder beside the model's files.
 _TRIAL, _RESULTS = "trial.json", "results.json"
-
-
-@dataclass
-class GridConfig(TrainingConfig):
-    """A `TrainingConfig` of which four arguments take several values: `trials` has one proper `TrainingConfig` for each."""
-
-    learning_rate: list[float] = HfArg(help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
-    per_device_train_batch_size: list[int] = HfArg(
-        help="sequences of a micro-batch on one process; several for a grid", default_factory=lambda: [32]
-    )
-    num_train_epochs: list[float] = HfArg(
-        help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
-    )
-    seed: list[int] = HfArg(help="seeds of new weights, data order and dropout", default_factory=lambda: [42])
-    save_steps: int | None = HfArg(help="optimiser steps between checkpoints; once an epoch by default", default=None)
-    resume_from_checkpoint: str | None = HfArg(
-        help="`latest`: a trial that was cut off always goes on by itself", default="latest"
-    )
-    logging_steps: int = HfArg(help="optimiser steps between two log records", default=50)
-    report_to: str = HfArg(help="tracker of each trial: tensorboard, wandb, ... or none", default="none")
-
-    def __post_init__(self):
-        for name in _GRID:
-            if not getattr(self, name):
-                raise ValueError(f"{name}: give at least one value.")
-        if self.resume_from_checkpoint != "latest":
-            raise ValueError(
-                f"resume_from_checkpoint = {self.resume_from_checkpoint}: a grid resumes each trial from the trial's own "
-                "latest checkpoint; leave the argument out."
-            )
-        self.trials()
-
-    def trials(self) -> dict[str, TrainingConfig]:
-        """The trainings of the grid by trial name, seeds innermost; values given twice count once."""
-        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        trials = {}
-        for combination in itertools.product(*(getattr(self, name) for name in _GRID)):
-            config = TrainingConfig(**values | dict(zip(_GRID, combination)))
-            name = f"{_setting(config)}-seed{config.seed}"
-            trials[name] = dataclasses.replace(config, output_dir=str(Path(self.output_dir) / "trials" / name))
-        return trials
-
-
-def _setting(config: TrainingConfig) -> str:
-    length = f"steps{config.max_train_steps}" if config.max_train_steps else f"epochs{config.num_train_epochs:g}"
-    return f"lr{config.learning_rate:g}-batch{config.global_batch_size()}-{length}"
 
 
 @dataclass
@@ -185,7 +138,7 @@ def run_grid(
 def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingConfig], TrainingResult]) -> Trial:
     trial = Trial(
         name=name,
-        setting=_setting(config),
+        setting=config.setting,
         learning_rate=config.learning_rate,
         batch_size=config.global_batch_size(),
         num_train_epochs=config.num_train_epochs,
@@ -301,9 +254,11 @@ def grid_results(settings: list[Setting]) -> dict[str, Any]:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """What the main process wrote of a whole run: prints `results.md` and returns `all_results.json`, in every process."""
+    """What the main process wrote of a whole run, in every process: `all_results.json`; prints `results.md` and where it lies."""
     process_state().wait_for_everyone()
-    print((folder / "results.md").read_text(encoding="utf-8"))
+    if process_state().is_main_process:
+        print((folder / "results.md").read_text(encoding="utf-8"))
+        print(f"Tables, numbers and plots are in {folder}.")
     return json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
 
 

@@ -8,7 +8,6 @@ number of processes may change between two resumes.
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, PartialState
-from accelerate.utils import parse_flag_from_env, send_to_device
+import transformers
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import send_to_device
 from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
-from transformers.hf_argparser import HfArg
 from transformers.trainer_pt_utils import get_parameter_names
 
+from .arguments import TrainingConfig
 from .checkpoints import (
     all_checkpoints,
     find_checkpoint,
@@ -45,76 +45,13 @@ from .flops import peak_flops, training_flops
 from .log import RunLog
 from .memory import keep_freed_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
+from .processes import process_state
 
 
 logger = logging.getLogger(__name__)
 
 # What the Trainer exempts from weight decay: biases and every norm, the smoother's and skeleton attention's included.
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-
-
-def process_state() -> PartialState:
-    """This process's place among those of the run; call it rather than `PartialState`, which takes processes without an
-    accelerator for separate runs unless told that they are meant to be on CPUs."""
-    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-    return PartialState(cpu=on_cpu)
-
-
-@dataclass
-class TrainingConfig:
-    """How to train; the names are those of Transformers' Trainer and its scripts without one."""
-
-    output_dir: str = HfArg(help="folder of the run: log, checkpoints, and in the end the finished model")
-    seed: int = HfArg(help="seed of initial weights, data order, masking and dropout", default=42)
-    per_device_train_batch_size: int = HfArg(help="sequences of a micro-batch on one process", default=8)
-    per_device_eval_batch_size: int = HfArg(help="sequences of an evaluation batch on one process", default=8)
-    gradient_accumulation_steps: int = HfArg(help="micro-batches of an optimiser step on one process", default=1)
-    learning_rate: float = HfArg(help="AdamW's peak learning rate", default=5e-5)
-    weight_decay: float = HfArg(help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
-    adam_beta1: float = HfArg(help="AdamW's first moment decay", default=0.9)
-    adam_beta2: float = HfArg(help="AdamW's second moment decay", default=0.999)
-    adam_epsilon: float = HfArg(help="AdamW's denominator guard", default=1e-8)
-    max_grad_norm: float = HfArg(help="gradients are clipped to this global norm; 0 for no clipping", default=1.0)
-    lr_scheduler_type: str = HfArg(
-        help="linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear"
-    )
-    num_warmup_steps: int = HfArg(help="optimiser steps of linear warm-up", default=0)
-    max_train_steps: int | None = HfArg(help="optimiser steps in all; overrides num_train_epochs", default=None)
-    num_train_epochs: float = HfArg(help="passes over the training data", default=3.0)
-    logging_steps: int = HfArg(help="optimiser steps between two log records", default=10)
-    eval_steps: int | None = HfArg(help="optimiser steps between evaluations; once an epoch by default", default=None)
-    save_steps: int | None = HfArg(help="optimiser steps between checkpoints; by default at the end only", default=None)
-    save_total_limit: int = HfArg(help="checkpoints kept; 0 keeps all", default=2)
-    resume_from_checkpoint: str | None = HfArg(help="a checkpoint folder, or `latest` of output_dir", default=None)
-    mixed_precision: str | None = HfArg(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
-    torch_compile: bool = HfArg(help="compile the model (the first steps then take long)", default=False)
-    torch_compile_backend: str = HfArg(help="what compiles it, as in torch.compile", default="inductor")
-    activation_checkpointing: bool = HfArg(help="recompute activations in backward to save memory", default=False)
-    dataloader_num_workers: int = HfArg(help="processes that prepare batches ahead; 0 for a thread", default=0)
-    ddp_find_unused_parameters: bool = HfArg(help="for models with parameters a loss does not reach", default=False)
-    report_to: str = HfArg(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
-    early_stopping_patience: int = HfArg(help="evaluations without a better result before stopping; 0 never", default=0)
-    metric_for_best_model: str = HfArg(help="evaluation metric early stopping watches", default="loss")
-    greater_is_better: bool = HfArg(help="whether that metric should rise", default=False)
-    load_best_model_at_end: bool = HfArg(
-        help="end with the weights of the best evaluation by that metric, rather than the last", default=False
-    )
-
-    def __post_init__(self):
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
-        if self.logging_steps < 1:
-            raise ValueError(f"logging_steps = {self.logging_steps}: must be at least 1.")
-
-    def global_batch_size(self) -> int:
-        """Sequences of one optimiser step, over all processes and micro-batches."""
-        processes = process_state().num_processes
-        return processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    def total_steps(self, steps_per_epoch: int) -> int:
-        """Optimiser steps of the whole run."""
-        return self.max_train_steps or max(1, math.ceil(self.num_train_epochs * steps_per_epoch))
 
 
 @dataclass
@@ -177,6 +114,7 @@ class _Run:
         self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
         self.output_dir = Path(config.output_dir)
         process_state()
+        transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint written, across the run's own
         tracker = None if config.report_to == "none" else config.report_to
         self.accelerator = Accelerator(
             mixed_precision=config.mixed_precision,
@@ -200,12 +138,15 @@ class _Run:
             # transformers 5.17 knows only the older name.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         if config.torch_compile:
-            model.compile(backend=config.torch_compile_backend)
+            model.compile()
         optimizer = self._optimizer(model)
         self.plain_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.scheduler = get_scheduler(
-            config.lr_scheduler_type, self.optimizer.optimizer, config.num_warmup_steps, self.total_steps
+            config.lr_scheduler_type,
+            self.optimizer.optimizer,
+            config.warmup_steps(self.total_steps),
+            self.total_steps,
         )
         if states is not None:
             optimizer_state, scheduler_state, scaler_state = states

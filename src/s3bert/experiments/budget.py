@@ -1,0 +1,131 @@
+"""What a comparison under one budget is asked for: arguments of a command, which import neither torch nor transformers."""
+
+import itertools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from s3bert.arguments import RECIPES, find_recipe, option, override_config
+
+
+Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
+
+
+@dataclass
+class Budget:
+    """Budget: what the comparison may cost, and where its data is; one of tokens and minutes bounds each model's pretraining."""
+
+    output_dir: str = option(help="folder of the comparison")
+    models: list[str] = option(
+        help="models, each a name with changes to its configuration after a colon",
+        default_factory=lambda: ["bert", "fnet", "ponet", "s3bert"],
+    )
+    size: str = option(help="which of configs/model/NAME-SIZE.json: base, small, mini, tiny", default="mini")
+    dataset_name: str = option(help="corpus: a data source, or a folder that is prepared", default="synthetic")
+    tokenizer_name: str | None = option(help="tokenizer of the corpus; trained on it by default", default=None)
+    vocab_size: int = option(help="word pieces of a tokenizer trained on the corpus", default=8192)
+    max_seq_length: int = option(help="tokens of a block of the corpus", default=128)
+    max_train_samples: int | None = option(help="use only the first so many rows of each source of text", default=None)
+    pretrain_config: str = option(help="arguments of `s3bert pretrain` that all models share", default="")
+    tokens: int | None = option(help="tokens each model is pretrained on", default=None)
+    minutes: float | None = option(help="minutes each model is pretrained for, at the speed it shows", default=None)
+    learning_rates: list[float] = option(
+        help="peak learning rates to try on each model, with each of warmup_shares; the lowest held-out loss decides",
+        default_factory=lambda: [1e-3],
+    )
+    warmup_shares: list[float] = option(
+        help="shares of a pretraining's steps to try as its warm-up", default_factory=lambda: [0.1]
+    )
+    search_share: float = option(
+        help="share of the pretraining that each of several settings is tried for", default=0.1
+    )
+    glue_config: str = option(help="arguments of `s3bert glue` that all models share", default="")
+    glue_dataset_name: str = option(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
+    task_name: list[str] = option(
+        help="GLUE tasks; `all` for those of Table 3 whose data is there, `none` for pretraining alone",
+        default_factory=lambda: ["all"],
+    )
+    jobs: int = option(help="jobs side by side; they share the CPU's cores", default=1)
+    num_processes: int = option(
+        help="processes of each pretraining, by accelerate launch: one for each GPU; 1 for none of it", default=1
+    )
+    pack: bool = option(
+        help="train nothing, but put the packed corpus and the GLUE rows into output_dir, for a machine without a network: "
+        "carry the folder there, and give the same command without --pack",
+        default=False,
+    )
+    max_pack_megabytes: float = option(help="what the folder may take for that", default=60.0)
+
+    def __post_init__(self):
+        if (self.tokens is None) == (self.minutes is None):
+            raise ValueError("Give one of --tokens and --minutes: what the pretraining of a model may cost.")
+        if len(set(self.models)) < len(self.models):
+            raise ValueError(f"models = {' '.join(self.models)}: one is named twice.")
+        from transformers import AutoConfig  # not at the top: `--help` has no need of it
+
+        for model in self.models:
+            if not self.model_file(model).exists():
+                files = (RECIPES / "model").glob(f"*-{self.size}.json")
+                there = ", ".join(sorted(file.stem.removesuffix(f"-{self.size}") for file in files))
+                raise ValueError(
+                    f"models: no {self.model_file(model)}. Of size {self.size} there is: {there or 'nothing'}."
+                )
+            if changes := model.partition(":")[2]:
+                override_config(AutoConfig.from_pretrained(self.model_file(model)), changes)
+        if "none" in self.task_name and len(self.task_name) > 1:
+            raise ValueError(f"task_name = {' '.join(self.task_name)}: give none, or tasks.")
+        for name in ("pretrain_config", "glue_config")[: 1 + self.finetunes]:
+            try:
+                setattr(self, name, str(find_recipe(getattr(self, name))))
+            except FileNotFoundError as error:
+                raise ValueError(f"{name}: {error}") from error
+        for name, shares in (("search_share", [self.search_share]), ("warmup_shares", self.warmup_shares)):
+            for share in shares:
+                if not 0 <= share <= 1:
+                    raise ValueError(f"{name} = {share}: a share lies between 0 and 1.")
+
+    @property
+    def finetunes(self) -> bool:
+        """Whether there is more to do than to pretrain."""
+        return self.task_name != ["none"]
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Those to choose from for each model."""
+        return list(itertools.product(self.learning_rates, self.warmup_shares))
+
+    def model_file(self, model: str) -> Path:
+        return RECIPES / "model" / f"{model.partition(':')[0]}-{self.size}.json"
+
+    def files(self) -> dict[str, Path]:
+        """The files that say what is done, by their names in the comparison's folder."""
+        files = [self.model_file(model) for model in self.models]
+        recipes = {"pretrain.yaml": self.pretrain_config} | ({"glue.yaml": self.glue_config} if self.finetunes else {})
+        return {file.name: file for file in files} | {name: Path(file) for name, file in recipes.items()}
+
+    def steps(self, tokens: float) -> int:
+        """Optimiser steps that read so many tokens; packed blocks have no padding."""
+        entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
+        sequences = entries.get("per_device_train_batch_size", 8) * entries.get("gradient_accumulation_steps", 1)
+        return max(1, round(tokens / (sequences * self.num_processes * self.max_seq_length)))
+
+    def command(self, name: str, *words: object) -> tuple[str, ...]:
+        """A command of this project with arguments; pretraining by accelerate where there are several processes."""
+        launcher = ["-m", "accelerate.commands.launch", "--num_processes", self.num_processes]
+        several = self.num_processes > 1 and name == "pretrain_mlm"
+        return tuple(
+            map(str, (sys.executable, *(launcher if several else []), "-m", f"s3bert.commands.{name}", *words))
+        )
+
+    def in_words(self, corpus: str) -> str:
+        cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
+        entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
+        short = ""
+        if length := entries.get("short_seq_length"):
+            share = entries.get("short_seq_share")
+            first = f"the first {share:.0%} of the steps" if share else "the first steps"
+            short = f", {first} on sequences of {length}"
+        times = f" Times are those of {self.jobs} jobs side by side." if self.jobs > 1 else ""
+        return f"Size {self.size}; each model pretrained for {cost} on {corpus}, blocks of {self.max_seq_length} tokens{short}.{times}"

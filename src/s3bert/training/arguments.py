@@ -1,0 +1,136 @@
+"""How to train, once or over a grid of settings: arguments of commands, which import no torch."""
+
+import itertools
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from s3bert.arguments import option
+
+
+DIVERGED = 3  # exit status of a command whose training did
+_GRID = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed")
+
+
+@dataclass
+class TrainingConfig:
+    """Training: how, and how long; the names are those of Transformers' Trainer and its scripts without one."""
+
+    output_dir: str = option(help="folder of the run: log, checkpoints, and in the end the finished model")
+    seed: int = option(help="seed of initial weights, data order, masking and dropout", default=42)
+    per_device_train_batch_size: int = option(help="sequences of a micro-batch on one process", default=8)
+    per_device_eval_batch_size: int = option(help="sequences of an evaluation batch on one process", default=8)
+    gradient_accumulation_steps: int = option(help="micro-batches of an optimiser step on one process", default=1)
+    learning_rate: float = option(help="AdamW's peak learning rate", default=5e-5)
+    weight_decay: float = option(help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
+    adam_beta1: float = option(help="AdamW's first moment decay", default=0.9)
+    adam_beta2: float = option(help="AdamW's second moment decay", default=0.999)
+    adam_epsilon: float = option(help="AdamW's denominator guard", default=1e-8)
+    max_grad_norm: float = option(help="gradients are clipped to this global norm; 0 for no clipping", default=1.0)
+    lr_scheduler_type: str = option(
+        help="linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear"
+    )
+    num_warmup_steps: int | float = option(
+        help="optimiser steps of linear warm-up; below 1, a share of all steps", default=0
+    )
+    max_train_steps: int | None = option(help="optimiser steps in all; overrides num_train_epochs", default=None)
+    num_train_epochs: float = option(help="passes over the training data", default=3.0)
+    logging_steps: int = option(help="optimiser steps between two log records", default=10)
+    eval_steps: int | None = option(help="optimiser steps between evaluations; once an epoch by default", default=None)
+    save_steps: int | None = option(
+        help="optimiser steps between checkpoints; by default at the end only", default=None
+    )
+    save_total_limit: int = option(help="checkpoints kept; 0 keeps all", default=2)
+    resume_from_checkpoint: str | None = option(help="a checkpoint folder, or `latest` of output_dir", default=None)
+    mixed_precision: str | None = option(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
+    torch_compile: bool = option(help="compile the model (the first steps then take long)", default=False)
+    activation_checkpointing: bool = option(help="recompute activations in backward to save memory", default=False)
+    dataloader_num_workers: int = option(help="processes that prepare batches ahead; 0 for a thread", default=0)
+    ddp_find_unused_parameters: bool = option(help="for models with parameters a loss does not reach", default=False)
+    report_to: str = option(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
+    early_stopping_patience: int = option(
+        help="evaluations without a better result before stopping; 0 never", default=0
+    )
+    metric_for_best_model: str = option(help="evaluation metric early stopping watches", default="loss")
+    greater_is_better: bool = option(help="whether that metric should rise", default=False)
+    load_best_model_at_end: bool = option(
+        help="end with the weights of the best evaluation by that metric, rather than the last", default=False
+    )
+
+    def __post_init__(self):
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+        if self.logging_steps < 1:
+            raise ValueError(f"logging_steps = {self.logging_steps}: must be at least 1.")
+        if self.max_train_steps is not None and self.max_train_steps < 1:
+            raise ValueError(
+                f"max_train_steps = {self.max_train_steps}: must be at least 1; leave it out to train num_train_epochs."
+            )
+        if self.num_warmup_steps < 0 or (self.num_warmup_steps > 1 and self.num_warmup_steps % 1):
+            raise ValueError(
+                f"num_warmup_steps = {self.num_warmup_steps}: give a whole number of steps, or a share of all steps below 1."
+            )
+
+    def global_batch_size(self) -> int:
+        """Sequences of one optimiser step, over all processes and micro-batches."""
+        from .processes import process_state  # not at the top: it imports torch, and `--help` has no need of it
+
+        processes = process_state().num_processes
+        return processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def setting(self) -> str:
+        """Rate, batch and length, as they name a trial's folder."""
+        length = f"steps{self.max_train_steps}" if self.max_train_steps else f"epochs{self.num_train_epochs:g}"
+        return f"lr{self.learning_rate:g}-batch{self.global_batch_size()}-{length}"
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Optimiser steps of the whole run."""
+        return self.max_train_steps or max(1, math.ceil(self.num_train_epochs * steps_per_epoch))
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Optimiser steps of linear warm-up in a run of so many."""
+        share = 0 < self.num_warmup_steps < 1
+        return round(self.num_warmup_steps * total_steps) if share else int(self.num_warmup_steps)
+
+
+@dataclass
+class GridConfig(TrainingConfig):
+    """Training: every combination of the four arguments that take several values is a trial."""
+
+    learning_rate: list[float] = option(help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
+    per_device_train_batch_size: list[int] = option(
+        help="sequences of a micro-batch on one process; several for a grid", default_factory=lambda: [32]
+    )
+    num_train_epochs: list[float] = option(
+        help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
+    )
+    seed: list[int] = option(help="seeds of new weights, data order and dropout", default_factory=lambda: [42])
+    save_steps: int | None = option(help="optimiser steps between checkpoints; once an epoch by default", default=None)
+    resume_from_checkpoint: str | None = option(
+        help="`latest`: a trial that was cut off always goes on by itself", default="latest"
+    )
+    logging_steps: int = option(help="optimiser steps between two log records", default=50)
+    report_to: str = option(help="tracker of each trial: tensorboard, wandb, ... or none", default="none")
+
+    def __post_init__(self):
+        for name in _GRID:
+            if not getattr(self, name):
+                raise ValueError(f"{name}: give at least one value.")
+        if self.resume_from_checkpoint != "latest":
+            raise ValueError(
+                f"resume_from_checkpoint = {self.resume_from_checkpoint}: a grid resumes each trial from the trial's own "
+                "latest checkpoint; leave the argument out."
+            )
+        self.trials()
+
+    def trials(self) -> dict[str, TrainingConfig]:
+        """The trainings of the grid by trial name, seeds innermost; values given twice count once."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        trials = {}
+        for combination in itertools.product(*(getattr(self, name) for name in _GRID)):
+            config = TrainingConfig(**values | dict(zip(_GRID, combination)))
+            name = f"{config.setting}-seed{config.seed}"
+            trials[name] = replace(config, output_dir=str(Path(self.output_dir) / "trials" / name))
+        return trials
