@@ -293,7 +293,7 @@ def shortfall(name: str, rows: Mapping[str, int]) -> list[str]:
 
 
 def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Several tasks together: the figures, and a Markdown table of them, scores times 100.
+    """Several tasks together: their metrics, and a Markdown table of them, scores times 100.
 
     Args:
         results: by task, with `score_is`, `score_mean`, `score_std`, `score_best` and
@@ -309,5 +309,5 @@ def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]
     _, best = average({name: result["score_best"] for name, result in results.items()})
     rows.append([label, "", f"{100 * mean:.2f}", "", f"{100 * best:.2f}", ""])
     rows += [[name, "not run", "", "", "", reason] for name, reason in not_run.items()]
-    figures = {label: mean, f"{label}_of_best_seeds": best, "tasks": dict(results), "not_run": dict(not_run)}
-    return figures, table(["task", "score", "mean", "std", "best seed", "data"], rows)
+    metrics = {label: mean, f"{label}_of_best_seeds": best, "tasks": dict(results), "not_run": dict(not_run)}
+    return metrics, table(["task", "score", "mean", "std", "best seed", "data"], rows)

@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 1_000
 
 
 class EncodedRows:
-    """A split, tokenised: about 8 bytes a token, whatever its number of rows.
+    """A split, tokenised: about 8 bytes per token, whatever its number of rows.
 
     Args:
         rows: the columns of `task` and `label`. max_seq_length: longer rows are cut, the longer text of a pair first.

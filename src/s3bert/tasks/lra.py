@@ -197,10 +197,10 @@ def read_listops_folder(folder: Path, max_length: int) -> dict[str, Examples]:
 
 
 def read_pathfinder_folder(folder: Path, max_length: int) -> dict[str, Examples]:
-    """Pictures of dashed curves, as `prepare_lra.py` draws them; a re-creation of the released ones."""
+    """Images of dashed curves, as `prepare_lra.py` draws them; a re-creation of the released ones."""
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is not there: draw the pictures with scripts/prepare_lra.py --task_name pathfinder."
+            f"{folder} is not there: draw the images with scripts/prepare_lra.py --task_name pathfinder."
         )
     examples = {}
     for split, name in _SPLITS.items():
