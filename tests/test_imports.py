@@ -50,6 +50,14 @@ def test_imports_run_one_way(file):
     assert _imported_rooms(file) <= ALLOWED[room] | {room}, f"{file.name} reaches across or up"
 
 
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_no_file_needs_a_module_that_windows_lacks_to_be_imported(file):
+    statements = ast.parse(file.read_text(encoding="utf-8")).body
+    imported = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in statements if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"fcntl", "grp", "posix", "pwd", "resource", "termios"}
+
+
 def test_files_that_travel_with_a_checkpoint_import_siblings_by_name_only():
     travelling = [file for file in (PACKAGE / "models").glob("*.py") if file.name != "__init__.py"]
     for file in travelling:

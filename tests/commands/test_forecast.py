@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from s3bert.commands import forecast
-from s3bert.tasks.series import Series, following, read_series, regular
+from s3bert.tasks.series import Series, future_dates, read_series, regularize
 
 
 def write(file: Path, dates: pd.DatetimeIndex, seed: int = 0, **columns: np.ndarray) -> Path:
@@ -98,7 +98,7 @@ def test_values_stay_with_their_dates_whatever_the_order(tmp_path):
     dates = pd.date_range("2024-02-28", periods=50, freq="h")
     rows = pd.DataFrame({"when": dates, "hours": np.arange(50.0)}).drop([7, 20, 21]).sample(frac=1, random_state=0)
     rows.to_csv(tmp_path / "shuffled.csv", index=False)
-    series, _ = regular(read_series(tmp_path / "shuffled.csv"))
+    series, _ = regularize(read_series(tmp_path / "shuffled.csv"))
     assert list(series.dates) == list(dates)
     expected = [math.nan if hour in (7, 20, 21) else hour for hour in range(50)]
     np.testing.assert_array_equal(series.values[:, 0], expected)
@@ -155,11 +155,11 @@ def test_any_step_is_found_and_has_one_name_with_and_without_holes(step, holes):
     if step == "BME" and len(holes) > 10:
         pytest.skip("a month's last working day is only found where eight in a row are there")
     series = Series(np.arange(60.0)[kept, None], ["a"], pd.Series(dates[kept]))
-    whole, found = regular(series)
+    whole, found = regularize(series)
     assert list(whole.dates) == list(dates[:60])
     np.testing.assert_array_equal(whole.values[:, 0], [place if place in kept else math.nan for place in range(60)])
-    assert list(following(whole.dates, found, 3)) == list(dates[60:])
-    assert found == regular(Series(np.zeros((60, 1)), ["a"], pd.Series(dates[:60])))[1]
+    assert list(future_dates(whole.dates, found, 3)) == list(dates[60:])
+    assert found == regularize(Series(np.zeros((60, 1)), ["a"], pd.Series(dates[:60])))[1]
 
 
 @pytest.mark.parametrize(

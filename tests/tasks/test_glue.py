@@ -1,7 +1,8 @@
-"""GLUE: metrics against scikit-learn and SciPy, what loading refuses, and batches that depend on nothing but their step."""
+"""GLUE: metrics worked out by hand, what loading refuses, and batches that depend on nothing but their step."""
 
 import gzip
 import json
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
-from sklearn import metrics as sklearn_metrics
+from sklearn.metrics import accuracy_score
 from transformers import BertTokenizer
 
 from s3bert.data.shuffled import ShuffledBatches
@@ -47,41 +45,46 @@ def write_rows(file: Path, rows: list[dict]) -> None:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-LABELS = st.integers(2, 60).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 1), min_size=n, max_size=n)] * 2))
-# Halves: many ties, and no differences that vanish in rounding.
-SCORES = st.integers(2, 60).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 10), min_size=n, max_size=n)] * 2))
+def compute(task: str, predictions: list[float], references: list[float]) -> dict[str, float]:
+    return GlueMetric(task).compute(predictions=np.array(predictions), references=np.array(references))
 
 
-@settings(max_examples=50, deadline=None)
-@given(LABELS)
-def test_classification_metrics_equal_scikit_learns(labels):
-    predictions, references = map(np.array, labels)
-    mrpc = GlueMetric("mrpc").compute(predictions=predictions, references=references)
-    cola = GlueMetric("cola").compute(predictions=predictions, references=references)
-    accuracy = sklearn_metrics.accuracy_score(references, predictions)
-    f1 = sklearn_metrics.f1_score(references, predictions, zero_division=0)
-    matthews = sklearn_metrics.matthews_corrcoef(references, predictions)
-    assert mrpc == pytest.approx(
-        {"accuracy": accuracy, "f1": f1, "combined_score": (accuracy + f1) / 2, "score": (accuracy + f1) / 2}
-    )
-    assert cola == pytest.approx({"matthews_correlation": matthews, "score": matthews}, abs=1e-12)
+def test_classification_metrics_are_those_worked_out_by_hand():
+    """Of 8 rows 3 are true positives, 1 a false one, 2 are false negatives and 2 true ones."""
+    predictions, references = [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1, 0, 0]
+    accuracy, f1 = 5 / 8, 6 / 9
+    mean = (accuracy + f1) / 2
+    expected = {"accuracy": accuracy, "f1": f1, "combined_score": mean, "score": mean}
+    assert compute("mrpc", predictions, references) == pytest.approx(expected)
+    matthews = (3 * 2 - 1 * 2) / math.sqrt(4 * 5 * 3 * 4)
+    expected = {"matthews_correlation": matthews, "score": matthews}
+    assert compute("cola", predictions, references) == pytest.approx(expected)
 
 
-@settings(max_examples=50, deadline=None)
-@given(SCORES)
-def test_correlations_equal_scipys_and_are_zero_where_scipys_are_undefined(scores):
-    predictions, references = (np.array(values) / 2 for values in scores)
-    found = GlueMetric("stsb").compute(predictions=predictions, references=references)
-    pearson = spearman = 0.0
-    if np.ptp(predictions) > 0 and np.ptp(references) > 0:
-        pearson, spearman = (f(predictions, references)[0] for f in (stats.pearsonr, stats.spearmanr))
-    expected = {
-        "pearson": pearson,
-        "spearmanr": spearman,
-        "combined_score": (pearson + spearman) / 2,
-        "score": spearman,
-    }
-    assert found == pytest.approx(expected, abs=1e-12)
+def test_correlations_are_those_worked_out_by_hand_and_equal_scores_share_their_rank():
+    """Deviations are -2, -2, 0, 4 and -3, -1, 0, 4; ranks 1.5, 1.5, 3, 4 and 1, 2, 3, 4."""
+    pearson, spearman = 24 / math.sqrt(24 * 26), 4.5 / math.sqrt(4.5 * 5)
+    mean = (pearson + spearman) / 2
+    expected = {"pearson": pearson, "spearmanr": spearman, "combined_score": mean, "score": spearman}
+    assert compute("stsb", [0.5, 0.5, 2.5, 6.5], [0.0, 2.0, 3.0, 7.0]) == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("task", "predictions", "references"),
+    [
+        ("mrpc", [0, 0, 0], [1, 1, 1]),
+        ("mrpc", [0, 0, 0], [1, 1, 0]),
+        ("cola", [1, 1, 1], [0, 1, 0]),
+        ("cola", [1, 0, 1], [0, 0, 0]),
+        ("stsb", [2.5, 2.5, 2.5], [0.0, 1.0, 5.0]),
+        ("stsb", [0.0, 1.0, 5.0], [2.5, 2.5, 2.5]),
+    ],
+)
+def test_a_metric_without_a_value_is_zero_and_says_nothing(task, predictions, references):
+    """A model that gives every row the same answer, say."""
+    found = compute(task, predictions, references)
+    assert all(found[name] == 0 for name in GLUE_TASKS[task].metrics if name != "accuracy")
 
 
 def test_only_the_eight_tasks_of_table_3_make_the_glue_average():
@@ -235,7 +238,7 @@ def test_evaluation_keeps_the_order_of_rows_and_writes_predictions(tokenizer, tm
     metrics = evaluation(FirstWord(), Accelerator(cpu=True))
     ids = [tokenizer.convert_tokens_to_ids(text.split()[0]) for text in rows["sentence1"]]
     predicted = [int(i % 2 == 0) for i in ids]
-    assert metrics["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(rows["label"], predicted))
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(rows["label"], predicted))
     logits = torch.tensor([[-1.0, 0.5] if p else [0.0, -0.5] for p in predicted])
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(rows["label"][:])).item()
     assert metrics["loss"] == pytest.approx(expected, rel=1e-5)

@@ -22,7 +22,7 @@ from s3bert.tasks.pathfinder import (
     _candidates,
     _footprint,
     _stamp,
-    draw_picture,
+    draw_image,
     draw_scene,
 )
 from s3bert.tasks.pathfinder_files import read_pathfinder, write_pathfinder
@@ -41,8 +41,8 @@ def scenes() -> list[Scene]:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> np.ndarray:
-    return np.stack([draw_picture(0, index)[0] for index in range(100)])
+def images() -> np.ndarray:
+    return np.stack([draw_image(0, index)[0] for index in range(100)])
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +57,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def occupancy(paddle: Paddle) -> np.ndarray:
-    """A paddle's occupancy from 0 to 1 in an empty picture, pixel by pixel."""
-    stamp, picture = _stamp(paddle.angle).occupancy, np.zeros((SIZE, SIZE))
+    """A paddle's occupancy from 0 to 1 in an empty image, pixel by pixel."""
+    stamp, image = _stamp(paddle.angle).occupancy, np.zeros((SIZE, SIZE))
     for row in range(SIZE):
         for column in range(SIZE):
             down, right = row - paddle.row + 4, column - paddle.column + 4
             if 0 <= down < 9 and 0 <= right < 9:
-                picture[row, column] = stamp[down, right] / 255
-    return picture
+                image[row, column] = stamp[down, right] / 255
+    return image
 
 
 def framed() -> np.ndarray:
-    picture = np.ones((SIZE, SIZE))
-    picture[1:-1, 1:-1] = 0
-    return picture
+    image = np.ones((SIZE, SIZE))
+    image[1:-1, 1:-1] = 0
+    return image
 
 
 def replay(curves: list[tuple[Paddle, ...]], taken: np.ndarray) -> np.ndarray:
-    """Grows curves of the same length in turns, with whole pictures of floats, and asserts that each paddle was allowed."""
+    """Grows curves of the same length in turns, with whole images of floats, and asserts that each paddle was allowed."""
     for number in range(1, len(curves[0])):
         for curve in curves:
             paddle = curve[number]
@@ -89,16 +89,16 @@ def end(paddle: Paddle) -> tuple[float, float]:
     return paddle.row + 2 * math.sin(paddle.angle), paddle.column + 2 * math.cos(paddle.angle)
 
 
-def test_a_picture_depends_on_seed_and_index_alone():
-    first = {index: draw_picture(4, index) for index in range(3)}
+def test_an_image_depends_on_seed_and_index_alone():
+    first = {index: draw_image(4, index) for index in range(3)}
     for index in (2, 0, 1):
-        again, label = draw_picture(4, index)
+        again, label = draw_image(4, index)
         np.testing.assert_array_equal(again, first[index][0])
         assert label == first[index][1]
         assert again.shape == (32, 32)
         assert again.dtype == np.uint8
     assert not np.array_equal(first[0][0], first[1][0])
-    assert not np.array_equal(first[0][0], draw_picture(5, 0)[0])
+    assert not np.array_equal(first[0][0], draw_image(5, 0)[0])
 
 
 def test_every_paddle_was_allowed_where_it_lies(scenes):
@@ -154,11 +154,11 @@ def test_the_discs_lie_at_the_ends_of_one_curve_or_of_two_as_the_label_says(scen
         origin = starts.index(first)
         origins.add((origin, scene.label))
         assert second == ends[origin if scene.label == 1 else 1 - origin]
-        picture, label = draw_picture(0, index)
+        image, label = draw_image(0, index)
         assert label == scene.label
         for row, column in scene.discs:
             # The lines alone never fill a square of two by two.
-            assert picture[row - 1 : row + 1, column - 1 : column + 1].min() > 150
+            assert image[row - 1 : row + 1, column - 1 : column + 1].min() > 150
     assert origins == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
@@ -167,21 +167,21 @@ def test_labels_are_balanced(scenes):
     assert 30 <= sum(scene.label for scene in scenes) <= 70
 
 
-def test_the_pictures_have_the_statistics_of_the_original_program(scenes, pictures):
-    """Its own, of 800 pictures: mean 20.3, standard deviation 51.2, two thirds of zeros, 150 to 350 pairs begun for one that ends.
-    5 standard errors of 100 pictures are allowed."""
-    assert (pictures.max(axis=(1, 2)) == 255).all()
-    assert (pictures.min(axis=(1, 2)) == 0).all()
-    assert pictures.mean() == pytest.approx(20.3, abs=5 * 0.20)
-    assert pictures.std() == pytest.approx(51.2, abs=5 * 0.25)
-    assert (pictures == 0).mean() == pytest.approx(0.66, abs=5 * 0.004)
+def test_the_images_have_the_statistics_of_the_original_program(scenes, images):
+    """Its own, of 800 images: mean 20.3, standard deviation 51.2, two thirds of zeros, 150 to 350 pairs begun for one that ends.
+    5 standard errors of 100 images are allowed."""
+    assert (images.max(axis=(1, 2)) == 255).all()
+    assert (images.min(axis=(1, 2)) == 0).all()
+    assert images.mean() == pytest.approx(20.3, abs=5 * 0.20)
+    assert images.std() == pytest.approx(51.2, abs=5 * 0.25)
+    assert (images == 0).mean() == pytest.approx(0.66, abs=5 * 0.004)
     assert (
         150 < np.mean([scene.attempts for scene in scenes]) < 500
     )  # geometric: its standard error is a tenth of the mean
 
 
-def test_curves_start_at_angles_alone_whose_footprint_meets_the_picture_everywhere():
-    """Dilation that knows nothing but the picture finds no value where the whole footprint falls outside."""
+def test_curves_start_at_angles_alone_whose_footprint_meets_the_image_everywhere():
+    """Dilation that knows nothing but the image finds no value where the whole footprint falls outside."""
     starting = [degrees for degrees in range(360) if _footprint(math.radians(degrees))]
     for degrees in range(360):
         square = _stamp(math.radians(degrees)).occupancy[:7, :7] == 255
@@ -199,8 +199,8 @@ def test_what_is_written_is_read_back_as_drawn_split_after_split(written):
         assert pixels.dtype == labels.dtype == np.uint8
         assert labels.shape == (size,)
         for row, found in zip(pixels, labels):
-            picture, label = draw_picture(3, index)
-            np.testing.assert_array_equal(row.reshape(32, 32), picture)
+            image, label = draw_image(3, index)
+            np.testing.assert_array_equal(row.reshape(32, 32), image)
             assert found == label
             index += 1
 
@@ -270,7 +270,7 @@ def test_a_damaged_shard_is_an_error_with_its_name_and_is_made_anew(written, dam
 
 def test_a_missing_folder_and_an_unknown_split_are_errors(written, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"holds no Pathfinder pictures: .*pathfinder.json is missing; draw .* s3bert prep"
+        FileNotFoundError, match=r"holds no Pathfinder images: .*pathfinder.json is missing; draw .* s3bert prep"
     ):
         read_pathfinder(tmp_path / "nowhere", "train")
     with pytest.raises(ValueError, match="no split 'dev', only train, val, test"):
@@ -286,6 +286,6 @@ def test_a_damaged_description_is_an_error(tmp_path, text):
 
 def test_a_folder_of_other_arguments_is_refused_and_left_as_it_is(written):
     before = contents(written)
-    with pytest.raises(ValueError, match=r"holds pictures of .*'seed': 3.*choose another --output_dir"):
+    with pytest.raises(ValueError, match=r"holds images of .*'seed': 3.*choose another --output_dir"):
         write_pathfinder(written, SIZES, seed=4, num_workers=1, shard_size=4)
     assert contents(written) == before

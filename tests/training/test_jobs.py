@@ -7,7 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from filelock import FileLock
 
 import s3bert
 from s3bert.training.jobs import Job, JobError, run_jobs
@@ -70,6 +72,25 @@ def test_a_finding_is_kept_and_not_tried_again_and_any_other_failure_is(tmp_path
         with pytest.raises(JobError, match="no room left"):
             run([job(tmp_path, "unlucky", "sys.exit('no room left')", finding=3)])
     assert order(tmp_path)[2:] == ["unlucky", "unlucky"]
+
+
+@pytest.mark.parametrize("how", ["the starter is interrupted", "the process that holds the lock is ended"])
+def test_no_process_of_a_job_outlives_its_end(tmp_path, how):
+    note = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    children = []
+
+    def watch(running: list[str], ended: list[str]) -> None:
+        if not children and (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text()):
+            children.append(psutil.Process(int(pid)))
+            if how == "the starter is interrupted":
+                raise KeyboardInterrupt
+            children[0].parent().terminate()
+
+    with pytest.raises((KeyboardInterrupt, JobError)):
+        run_jobs([job(tmp_path, "long", note)], 1, {}, watch, every=0.02)
+    assert children[0].wait(5) is None, "it has ended; its status is for its parent"
+    with FileLock(tmp_path / "long" / ".lock", timeout=0):
+        pass
 
 
 STARTER = """

@@ -4,8 +4,8 @@
     s3bert forecast --csv_file newer.csv --model_name_or_path runs/mine --output_dir runs/next
 
 Without a model, an S3 forecaster is trained on the series itself; its last rows are held out to end with the best weights, and
-their error is told. Rows may stand in any order, steps may be missing and cells empty. Dates are ISO 8601, or as in
-31/12/2020 or 12/31/2020 where one of them shows which; those with several offsets from UTC are read as UTC. The output folder gets
+their error is told. Rows may stand in any order, steps may be missing and cells empty. Dates are ISO 8601 (2020-12-31 23:00), or of
+a --date_format; those with several offsets from UTC are read as UTC. The output folder gets
 `forecast.csv`, `forecast.png` and, after training, the model, which forecasts later rows of the same columns.
 """
 
@@ -32,7 +32,7 @@ class ForecastArguments:
     model_name_or_path: str | None = option(help="a trained forecaster; one is trained by default", default=None)
     date_column: str | None = option(help="column of dates; the first by default", default=None)
     date_format: str | None = option(
-        help="of the dates, such as %%d/%%m/%%Y; by default ISO 8601, or what all of them can be", default=None
+        help="of the dates, such as %%d/%%m/%%Y; ISO 8601, as 2020-12-31 23:00, by default", default=None
     )
     columns: list[str] = option(help="columns to forecast; all others by default", default_factory=list)
     prediction_length: int | None = option(help="steps ahead; a model's own, or 24, by default", default=None)
@@ -61,10 +61,10 @@ def main(argv: list[str] | None = None) -> "pd.DataFrame":
 
     from s3bert.experiments.own_series import forecast, load_forecaster, train_forecaster
     from s3bert.reports.forecasting import plot_columns
-    from s3bert.tasks.series import following, read_series, regular
+    from s3bert.tasks.series import future_dates, read_series, regularize
 
     top = Path(arguments.output_dir)
-    series, step = regular(
+    series, step = regularize(
         read_series(Path(arguments.csv_file), arguments.date_column, arguments.columns or None, arguments.date_format)
     )
     missing = int(np.isnan(series.values).any(1).sum())
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> "pd.DataFrame":
             f"{errors['last_value_mse']:.4f}, {errors['last_value_mae']:.4f}"
         )
     ahead = forecast(model, series)
-    dates = following(series.dates, step, len(ahead))
+    dates = future_dates(series.dates, step, len(ahead))
     table = pd.DataFrame(ahead, index=pd.Index(dates, name="date"), columns=series.names)
     with replacing(top / "forecast.csv") as aside:
         table.to_csv(aside)

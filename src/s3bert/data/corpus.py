@@ -6,20 +6,19 @@ exactly `block_size` ids; rows of the text are joined with one [SEP], and what d
 folder is built aside and renamed when whole, so that an interrupted preparation leaves nothing that opens. `Corpus` reads it.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset
+from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -147,7 +146,8 @@ def prepare_corpus(arguments: CorpusArguments, output_dir: str | Path) -> Path:
     _limit_threads(arguments.preprocessing_num_workers)
     tokenizer = load_tokenizer(arguments.tokenizer_name) if arguments.tokenizer_name else None
     inputs = _inputs(arguments, tokenizer)
-    with _only_one_at_a_time(output_dir):
+    with FileLock(_aside(output_dir, "lock")):
+        _remove_leftovers(output_dir)  # of a process that died: it would hold the lock otherwise
         if _is_prepared(output_dir, inputs, arguments.overwrite_cache):
             logger.info("reusing the corpus in %s: same inputs", output_dir)
             return output_dir
@@ -188,15 +188,6 @@ def _limit_threads(workers: int | None) -> None:
 
 def _aside(output_dir: Path, purpose: str) -> Path:
     return output_dir.parent / f".{output_dir.resolve().name}.{purpose}"
-
-
-@contextmanager
-def _only_one_at_a_time(output_dir: Path) -> Iterator[None]:
-    """Holds a lock that the system takes back when the process dies, so what lies aside is then a dead one's."""
-    with open(_aside(output_dir, "lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _remove_leftovers(output_dir)
-        yield
 
 
 def _remove_leftovers(output_dir: Path) -> None:

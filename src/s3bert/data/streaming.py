@@ -1,9 +1,13 @@
 """Corpora larger than the disk: training blocks tokenised as they are needed, the order a function of the seed alone.
 
 `prepare_corpus` with `streaming=True` writes a folder with the tokenizer and the held-out blocks only. Memory is bounded
-by one buffer of blocks for each source. Resuming is exact but not free: to skip to a block, everything before it is read
-and tokenised again (about a million tokens a second on two cores). Where the blocks fit on the disk (2 bytes a token),
+by one buffer of blocks per source. Resuming is exact but not free: to skip to a block, everything before it is read
+and tokenised again (about a million tokens a second on two cores). Where the blocks fit on the disk (2 bytes per token),
 prepare them instead: there any position is reached at once.
+
+Mixing and shuffling are not those of `datasets` (`interleave_datasets`, `shuffle`, `state_dict`), for they do not resume exactly: a state
+holds no shuffled buffer, and in version 5.2.0 a stream of 200 rows with a buffer of 50, resumed after 77, never gives 48 of them,
+or from Arrow files gives one twice (huggingface/datasets #7901, #8408). A repeated stream is also shuffled alike in every pass.
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datasets import ClassLabel, Dataset, Features, Value
 
 
-GENERATOR_VERSION = 1  # raised when the same seed gives other text, so that prepared corpora are made anew
+GENERATOR_VERSION = 1  # raised when the same seed gives other text, so that corpora are prepared again
 
 DOCUMENTS = {"train": 1000, "validation": 60, "test": 60}
 ACCEPTABILITY_ROWS = {"train": 4000, "validation": 500, "test": 500}

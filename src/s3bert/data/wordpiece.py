@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 # More text changes hardly a piece of the vocabulary, and costs time and memory in proportion.
 SAMPLE_CHARACTERS = 64_000_000
-CALL_CHARACTERS = 1 << 20  # tokenised at once: an encoding takes some hundred bytes a token
+CALL_CHARACTERS = 1 << 20  # tokenised at once: an encoding takes some hundred bytes per token
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Each character kept costs up to two pieces (alone and ##continuing); words with any other become [UNK].
 ALPHABET_SHARE = 32  # one character for so many pieces, as in BERT's own vocabulary, within

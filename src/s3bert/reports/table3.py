@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.stats import t as student_t
+
 from s3bert.files import file_name, table
 from s3bert.plots import save, subplots
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
@@ -43,10 +45,6 @@ def seed_averages(scores: Mapping[str, list[float]]) -> list[float]:
     return [mean(of_seed) for of_seed in zip(*scores.values(), strict=True)]
 
 
-# Student's t, 97.5% quantiles for 1, 2, ... degrees of freedom; the last for all beyond, where it is a little strict.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
 def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> str:
     """What may be said of two models' averages over seeds, in points of a hundred.
 
@@ -56,7 +54,7 @@ def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> st
     difference = 100 * (mean(ours) - mean(theirs))
     if min(len(ours), len(theirs)) < 2:
         return f"{name} and {other} differ by {difference:+.2f} points, with one seed: no spread, no verdict."
-    quantile = _STUDENT[min(len(ours), len(theirs), len(_STUDENT) + 1) - 2]
+    quantile = student_t.ppf(0.975, df=min(len(ours), len(theirs)) - 1)
     spread = 100 * quantile * (stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
     if abs(difference) <= spread:
         return f"{name} and {other} differ by {difference:+.2f} points, within the spread of {spread:.2f}: no difference is shown."

@@ -13,6 +13,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 
+from .evaluation import shard_batches
+
 
 _IGNORED = -100  # of labels: no loss, not counted
 
@@ -57,19 +59,19 @@ class CopyBatches:
 
 
 class CopyEvaluation:
-    """Loss (nats) and accuracy a symbol of the second words of fixed batches, for `training.train` to call; accuracy is the `score`."""
+    """Loss (nats) and accuracy per symbol of the second words of fixed batches, for `training.train` to call; accuracy is the `score`."""
 
     def __init__(self, batches: CopyBatches, num_batches: int):
         self.batches = [batches[step] for step in range(num_batches)]
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        loss = right = count = 0.0
-        for batch in self.batches:
+        sums = torch.zeros(3, device=accelerator.device)  # loss, right predictions, predictions
+        for batch in shard_batches(self.batches, accelerator):
             counted = batch["labels"] != _IGNORED
-            logits = model(input_ids=batch["input_ids"].to(accelerator.device)).logits.float().cpu()[counted]
-            labels = batch["labels"][counted]
-            loss += F.cross_entropy(logits, labels, reduction="sum").item()
-            right += (logits.argmax(1) == labels).sum().item()
-            count += len(labels)
+            logits, labels = model(input_ids=batch["input_ids"]).logits.float()[counted], batch["labels"][counted]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            row = torch.stack([loss, (logits.argmax(1) == labels).sum(), counted.sum()])
+            sums += accelerator.gather_for_metrics(row[None]).sum(0)
+        loss, right, count = sums.tolist()
         return {"loss": loss / count, "accuracy": right / count, "score": right / count}

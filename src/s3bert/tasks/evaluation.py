@@ -1,20 +1,24 @@
 """How processes share the batches of an evaluation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
 
 
 Batch = TypeVar("Batch")
 
 
-def own_share(batches: Sequence[Batch], accelerator: Accelerator) -> Iterator[tuple[Batch, bool]]:
-    """The batches of this process, each with whether it counts.
+def shard_batches(batches: Sequence[Batch], accelerator: Accelerator) -> Iterable[Batch]:
+    """The batches of this process, tensors on its device; for each, hand one row of results to `accelerator.gather_for_metrics`.
 
-    Every process gets as many as any other, for sharded models must run in step; what a process gets for that alone, another
-    one has counted.
+    Batch i is that of process i modulo the number of processes, as it is: the padding of a batch, on which an answer may depend, is
+    the same on any number of processes. Sharded models run in step: a process without a last batch gets an early one again, whose
+    row `gather_for_metrics` drops. It knows the end of this loop alone, so `Accelerator.prepare`, which keeps all loaders, is not used.
     """
-    for i in range(-(-len(batches) // accelerator.num_processes)):
-        index = i * accelerator.num_processes + accelerator.process_index
-        yield batches[index % len(batches)], index < len(batches)
+    loader = DataLoader(batches, batch_size=1, collate_fn=lambda one: one[0])
+    return prepare_data_loader(
+        loader, accelerator.device, accelerator.num_processes, accelerator.process_index, put_on_device=True
+    )

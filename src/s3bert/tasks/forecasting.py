@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import nn
 
-from .evaluation import own_share
+from .evaluation import shard_batches
 
 
 SPLITS = ("train", "validation", "test")
@@ -155,39 +156,39 @@ def split_windows(
     }
 
 
-class Errors:
-    """Mean squared and absolute errors over windows, counted as they come; values that are NaN do not count."""
+def error_sums(forecast: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Sums over windows of squared errors, absolute errors and values, (3,); values that are NaN do not count."""
+    exact = torch.float32 if truth.device.type == "mps" else torch.float64
+    there = ~truth.isnan()
+    error = torch.where(there, forecast.to(truth) - truth, 0.0).to(exact)
+    return torch.stack([error.square().sum(), error.abs().sum(), there.sum()])
 
-    def __init__(self, device: torch.device | str = "cpu"):
-        exact = torch.float32 if torch.device(device).type == "mps" else torch.float64
-        self.sums = torch.zeros(3, dtype=exact, device=device)  # squares, absolutes, values
 
-    def add(self, forecast: torch.Tensor, truth: torch.Tensor) -> None:
-        there = ~truth.isnan()
-        error = torch.where(there, forecast.to(truth) - truth, 0.0).to(self.sums)
-        self.sums += torch.stack([error.square().sum(), error.abs().sum(), there.sum()])
+def mean_errors(sums: torch.Tensor) -> dict[str, float]:
+    """`mse` and `mae` of added `error_sums`.
 
-    def means(self) -> dict[str, float]:
-        """`mse` and `mae`.
+    Raises:
+        ValueError: all true values are missing.
+    """
+    squares, absolutes, count = sums.tolist()
+    if not count:
+        raise ValueError(
+            "There is no value to measure forecasts by: all that lie in the windows' horizons are missing."
+        )
+    return {"mse": squares / count, "mae": absolutes / count}
 
-        Raises:
-            ValueError: all true values are missing.
-        """
-        squares, absolutes, count = self.sums.tolist()
-        if not count:
-            raise ValueError(
-                "There is no value to measure forecasts by: all that lie in the windows' horizons are missing."
-            )
-        return {"mse": squares / count, "mae": absolutes / count}
+
+def _batches(windows: Windows, batch_size: int) -> list[np.ndarray]:
+    """The numbers of all windows, in order."""
+    return [np.arange(start, min(start + batch_size, len(windows))) for start in range(0, len(windows), batch_size)]
 
 
 def naive_errors(windows: Windows, period: int) -> dict[str, float]:
     """`mse` and `mae` over all windows of forecasts that repeat the last period."""
-    errors = Errors()
-    for start in range(0, len(windows), 256):
-        chosen = np.arange(start, min(start + 256, len(windows)))
-        errors.add(windows.naive(chosen, period), windows.batch(chosen)["future_values"])
-    return errors.means()
+    sums = torch.zeros(3, dtype=torch.float64)
+    for chosen in _batches(windows, 256):
+        sums += error_sums(windows.naive(chosen, period), windows.batch(chosen)["future_values"])
+    return mean_errors(sums)
 
 
 class ForecastEvaluation:
@@ -202,20 +203,16 @@ class ForecastEvaluation:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        whole, kept = (Errors(accelerator.device) for _ in range(2))
         limit = len(self.windows) // self.dropped_batch * self.dropped_batch if self.dropped_batch else 0
-        starts = range(0, len(self.windows), self.batch_size)
-        for start, counts in own_share(starts, accelerator):
-            chosen = np.arange(start, min(start + self.batch_size, len(self.windows)))
-            batch = {name: part.to(accelerator.device) for name, part in self.windows.batch(chosen).items()}
-            forecast = model(past_values=batch["past_values"]).prediction_outputs
-            if counts:
-                whole.add(forecast, batch["future_values"])
-                kept.add(forecast[: max(0, limit - start)], batch["future_values"][: max(0, limit - start)])
-        for errors in (whole, kept):
-            errors.sums = accelerator.reduce(errors.sums, "sum")
-        metrics = whole.means()
+        sums = 0  # (2, 3): of all windows, and of those before `limit`
+        for chosen in shard_batches(_batches(self.windows, self.batch_size), accelerator):
+            batch = send_to_device(self.windows.batch(chosen), accelerator.device)
+            forecast, truth = model(past_values=batch["past_values"]).prediction_outputs, batch["future_values"]
+            kept = max(0, limit - int(chosen[0]))
+            row = torch.stack([error_sums(forecast, truth), error_sums(forecast[:kept], truth[:kept])])
+            sums += accelerator.gather_for_metrics(row[None]).sum(0)
+        metrics = mean_errors(sums[0])
         metrics |= {"loss": metrics["mse"], "score": -metrics["mse"]}
         if limit:
-            metrics |= {f"{name}_without_rest": value for name, value in kept.means().items()}
+            metrics |= {f"{name}_without_rest": value for name, value in mean_errors(sums[1]).items()}
         return metrics

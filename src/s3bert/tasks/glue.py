@@ -1,11 +1,12 @@
 """GLUE: the tasks as a table, their data, their metrics, and what may be called their average.
 
 Metrics and average are those of the S3Attention paper's Table 3: the mean of accuracy and F1 for QQP and MRPC, Matthews'
-correlation for CoLA, Spearman's for STS-B, accuracy for the others, MNLI on the matched split. Everything is computed
-here; no metric is fetched from anywhere. A new task is one entry of `GLUE_TASKS`.
+correlation for CoLA, Spearman's for STS-B, accuracy for the others, MNLI on the matched split. Scikit-learn and SciPy compute
+them; nothing is fetched from the Hub. A new task is one entry of `GLUE_TASKS`.
 """
 
 import difflib
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ import datasets
 import evaluate
 import numpy as np
 from datasets import Dataset
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from s3bert.data.sources import load_source, parse_sources
 from s3bert.data.synthetic import synthetic_acceptability
@@ -25,44 +28,19 @@ from s3bert.files import replacing, table
 logger = logging.getLogger(__name__)
 
 
-def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
-    """The share of predictions that are right."""
-    return float(np.mean(predictions == references))
+def _correlation(coefficient: Callable, references: np.ndarray, predictions: np.ndarray) -> float:
+    """A coefficient of SciPy's, or 0 where a constant leaves it undefined: a constant tells nothing of the other variable."""
+    constant = np.ptp(references) == 0 or np.ptp(predictions) == 0
+    return 0.0 if constant else coefficient(references, predictions).statistic
 
 
-def f1(predictions: np.ndarray, references: np.ndarray) -> float:
-    """The harmonic mean of precision and recall of class 1; 0 when there is no true positive."""
-    true_positives = np.sum((predictions == 1) & (references == 1))
-    return float(2 * true_positives / max(1, np.sum(predictions == 1) + np.sum(references == 1)))
-
-
-def pearson(predictions: np.ndarray, references: np.ndarray) -> float:
-    """The linear correlation. A constant tells nothing of the other variable: 0 where the formula is 0 / 0."""
-    if np.ptp(predictions) == 0 or np.ptp(references) == 0:
-        return 0.0
-    # Scaled by the largest deviation first, so that squares of tiny ones do not vanish.
-    left, right = (np.asarray(x, np.float64) - np.mean(x, dtype=np.float64) for x in (predictions, references))
-    left, right = left / np.abs(left).max(), right / np.abs(right).max()
-    return float(np.clip(left @ right / np.sqrt((left @ left) * (right @ right)), -1, 1))
-
-
-def spearman(predictions: np.ndarray, references: np.ndarray) -> float:
-    """The correlation of ranks; equal values share the mean of theirs."""
-    return pearson(_ranks(predictions), _ranks(references))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
-
-
-# Matthews' coefficient of two classes is the linear correlation of their 0/1 labels.
+# Of references and predictions, both (N,). F1 is that of class 1.
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews_correlation": pearson,
-    "pearson": pearson,
-    "spearmanr": spearman,
+    "accuracy": accuracy_score,
+    "f1": functools.partial(f1_score, zero_division=0),
+    "matthews_correlation": matthews_corrcoef,
+    "pearson": functools.partial(_correlation, pearsonr),
+    "spearmanr": functools.partial(_correlation, spearmanr),
 }
 
 
@@ -75,7 +53,7 @@ class GlueTask:
         label_names: by label number; None for regression on the float column `label`.
         rows: of the official splits by name, `train` first; what a run used is held against them.
         metrics: names in `METRICS`, as Transformers' scripts report them.
-        score: those whose mean is Table 3's figure.
+        score: those whose mean is the task's score in Table 3.
         evaluation_splits: split -> suffix of its metrics' names. The first is what settings are chosen by.
         generate: makes a split, for a task that is not read from a source.
     """
@@ -283,7 +261,7 @@ class GlueMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        values = {name: METRICS[name](predictions, references) for name in self.task.metrics}
+        values = {name: float(METRICS[name](references, predictions)) for name in self.task.metrics}
         if len(values) > 1:
             values["combined_score"] = float(np.mean(list(values.values())))
         return values | {"score": float(np.mean([values[name] for name in self.task.score]))}
@@ -315,7 +293,7 @@ def shortfall(name: str, rows: Mapping[str, int]) -> list[str]:
 
 
 def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Several tasks together: the figures, and a Markdown table of them, scores times 100.
+    """Several tasks together: their metrics, and a Markdown table of them, scores times 100.
 
     Args:
         results: by task, with `score_is`, `score_mean`, `score_std`, `score_best` and
@@ -332,5 +310,5 @@ def summary(results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str]
     _, best = average({name: result["score_best"] for name, result in results.items()})
     rows.append([label, "", f"{100 * mean:.2f}", "", f"{100 * best:.2f}", ""])
     rows += [[name, "not run", "", "", "", reason] for name, reason in not_run.items()]
-    figures = {label: mean, f"{label}_of_best_seeds": best, "tasks": dict(results), "not_run": dict(not_run)}
-    return figures, table(["task", "score", "mean", "std", "best seed", "data"], rows)
+    metrics = {label: mean, f"{label}_of_best_seeds": best, "tasks": dict(results), "not_run": dict(not_run)}
+    return metrics, table(["task", "score", "mean", "std", "best seed", "data"], rows)

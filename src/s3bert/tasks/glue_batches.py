@@ -3,12 +3,13 @@
 B is a batch's rows, S its longest row in tokens, C the classifier's outputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch import nn
 from torch.nn import functional as F
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from s3bert.files import write_text
 
-from .evaluation import own_share
+from .evaluation import shard_batches
 from .glue import GLUE_TASKS, GlueMetric, GlueTask
 
 
@@ -24,7 +25,7 @@ _ROWS_AT_ONCE = 1_000
 
 
 class EncodedRows:
-    """A split, tokenised: about 8 bytes a token, whatever its number of rows.
+    """A split, tokenised: about 8 bytes per token, whatever its number of rows.
 
     Args:
         rows: the columns of `task` and `label`. max_seq_length: longer rows are cut, the longer text of a pair first.
@@ -83,14 +84,6 @@ class EncodedRows:
         return batch | {"attention_mask": torch.from_numpy(mask.astype(np.int64)), "labels": self.labels[chosen]}
 
 
-def evaluation_batches(rows: EncodedRows, batch_size: int) -> Iterator[tuple[np.ndarray, dict[str, torch.Tensor]]]:
-    """Every row once, sorted by length: row numbers (B,) and the batch, without labels."""
-    order = np.argsort(-rows.lengths, kind="stable")  # the longest first: what does not fit fails at once
-    for first in range(0, len(order), batch_size):
-        chosen = order[first : first + batch_size]
-        yield chosen, {name: tensor for name, tensor in rows.batch(chosen).items() if name != "labels"}
-
-
 class GlueEvaluation:
     """A task's metrics of a model on all its evaluation splits, for `training.train` to call; keeps the predictions.
 
@@ -108,7 +101,7 @@ class GlueEvaluation:
         self.metric = GlueMetric(task_name)
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Evaluates on all processes together; every process gets the same figures.
+        """Evaluates on all processes together; every process gets the same metrics.
 
         Raises:
             FloatingPointError: the model's outputs are not finite.
@@ -130,13 +123,18 @@ class GlueEvaluation:
 
     @torch.no_grad()
     def _logits(self, model: nn.Module, accelerator: Accelerator, rows: EncodedRows) -> torch.Tensor:
-        batches = list(evaluation_batches(rows, self.batch_size))
-        logits = torch.zeros(len(rows), self.task.num_labels, device=accelerator.device)
-        for (chosen, batch), counts in own_share(batches, accelerator):
-            outputs = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits  # (B, C)
-            if counts:
-                logits[torch.from_numpy(chosen).to(logits.device)] = outputs.float()
-        return accelerator.reduce(logits, "sum").cpu()
+        order = np.argsort(-rows.lengths, kind="stable")  # the longest first: what does not fit fails at once
+        batches = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
+        sorted_logits = []
+        for chosen in shard_batches(batches, accelerator):
+            batch = send_to_device(rows.batch(chosen), accelerator.device)
+            del batch["labels"]
+            outputs = model(**batch).logits.float()  # (B, C)
+            outputs = F.pad(outputs, (0, 0, 0, self.batch_size - len(outputs)))  # processes gather equal shapes only
+            sorted_logits.append(accelerator.gather_for_metrics(outputs[None]).flatten(0, 1))
+        logits = torch.zeros(len(rows), self.task.num_labels)
+        logits[order] = torch.cat(sorted_logits)[: len(rows)].cpu()
+        return logits
 
     def _write(self, file: Path, predictions: list[float]) -> None:
         names = self.task.label_names

@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: nested lists of digits and operators to be worked out, made anew from a seed.
+"""ListOps of the Long Range Arena: nested lists of digits and operators to be worked out, generated from a seed.
 
 Source: the expressions of Nangia and Bowman (2018) in the lengths and the file format of Tay et al. (2021), "Long Range
 Arena", whose own files cannot be had: the distribution is theirs, the draws are ours. A node is an operator with

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import nn
 
 from s3bert.data.shuffled import ShuffledBatches
 
-from .evaluation import own_share
+from .evaluation import shard_batches
 from .listops import read_listops
 from .mlm import Masking
 from .pathfinder_files import read_pathfinder
@@ -56,7 +57,7 @@ class Examples:
         return self.row_lengths.reshape(len(self), -1).max(1)
 
     def to(self, device: torch.device | str) -> "Examples":
-        """The same with a copy of the tokens on a device: no batch waits for the host's memory. Labels stay where they are."""
+        """The same with a copy of the tokens on a device: making a batch copies nothing but row numbers from the host. Labels stay where they are."""
         other = copy.copy(self)
         other.resident = torch.from_numpy(self.tokens).to(device)
         return other
@@ -75,7 +76,7 @@ class Examples:
         else:
             device = self.resident.device
             places = torch.from_numpy(np.stack([starts, lengths]))[..., None]
-            if device.type == "cuda":  # else the copy would wait for all that the GPU has to do
+            if device.type == "cuda":  # or the copy is a host-device sync
                 places = places.pin_memory()
             starts, lengths = places.to(device, non_blocking=True)
             offsets = torch.arange(width, device=device)
@@ -196,7 +197,7 @@ def read_listops_folder(folder: Path, max_length: int) -> dict[str, Examples]:
 
 
 def read_pathfinder_folder(folder: Path, max_length: int) -> dict[str, Examples]:
-    """Pictures of dashed curves, as `prepare_lra.py` draws them; a re-creation of the released ones."""
+    """Images of dashed curves, as `prepare_lra.py` draws them; a re-creation of the released ones."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder} is not there: draw the images with s3bert prepare-lra --task_name pathfinder."
@@ -275,13 +276,12 @@ class LraEvaluation:
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
-        starts = range(0, len(self.examples), self.batch_size)
-        for start, counts in own_share(starts, accelerator):
-            chosen = self.examples.batch(self.order[start : start + self.batch_size])
-            batch = {name: part.to(accelerator.device) for name, part in chosen.items()}
+        rows = [self.order[i : i + self.batch_size] for i in range(0, len(self.order), self.batch_size)]
+        for chosen in shard_batches(rows, accelerator):
+            batch = send_to_device(self.examples.batch(chosen), accelerator.device)
             logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
-            if counts:
-                loss = F.cross_entropy(logits, labels, reduction="sum")
-                sums += torch.stack([loss, (logits.argmax(1) == labels).sum()])
-        loss, right = (accelerator.reduce(sums, "sum") / len(self.examples)).tolist()
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            row = torch.stack([loss, (logits.argmax(1) == labels).sum()])
+            sums += accelerator.gather_for_metrics(row[None]).sum(0)
+        loss, right = (sums / len(self.examples)).tolist()
         return {"loss": loss, "accuracy": right, "score": right}

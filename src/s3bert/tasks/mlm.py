@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from s3bert.data.blocks import Blocks
 from s3bert.data.streaming import StreamingCorpus
 
-from .evaluation import own_share
+from .evaluation import shard_batches
 
 
 class Masking:
@@ -182,16 +182,15 @@ class MlmEvaluation:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Evaluates on all processes together; every process gets the same figures."""
+        """Evaluates on all processes together; every process gets the same metrics."""
         sums = torch.zeros(3, dtype=torch.float32, device=accelerator.device)  # loss, right predictions, predictions
-        for batch, counts in own_share(self.batches, accelerator):
-            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        for batch in shard_batches(self.batches, accelerator):
             logits = model(input_ids=batch["input_ids"]).logits
             predicted = batch["labels"] != -100
             logits, labels = logits[predicted].float(), batch["labels"][predicted]
-            if counts:
-                loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-                sums += torch.stack([loss, (logits.argmax(-1) == labels).sum(), predicted.sum()])
-        loss, right, count = accelerator.reduce(sums, "sum").tolist()
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            row = torch.stack([loss, (logits.argmax(-1) == labels).sum(), predicted.sum()])
+            sums += accelerator.gather_for_metrics(row[None]).sum(0)
+        loss, right, count = sums.tolist()
         mean = loss / count
         return {"loss": mean, "perplexity": float(np.exp(min(mean, 700.0))), "accuracy": right / count}

@@ -1,13 +1,13 @@
-"""Pathfinder of the Long Range Arena: do two discs lie at the ends of one dashed curve? Pictures drawn anew from a seed.
+"""Pathfinder of the Long Range Arena: do two discs lie at the ends of one dashed curve? Images generated from a seed.
 
 Source: Linsley et al. (2018), "Learning long-range spatial dependencies with horizontal gated recurrent units", at the
 settings of Tay et al. (2021), "Long Range Arena", for 32 x 32 pixels at the hard level, `curv_contour_length_14`. This is a
-re-creation from a description of the drawing, not the released pictures, which cannot be had: numbers measured on it
+re-creation from a description of the drawing, not the released images, which cannot be had: numbers measured on it
 may be compared with one another, and with published ones only with that said.
 
-A picture shows two long curves of 14 dashes ("paddles"), up to five short ones of 4, and two discs. A curve grows
-paddle by paddle where the occupancy of the picture leaves room; a long pair that is stuck is begun again, hundreds of times
-a picture. So the occupancy alone is kept up while curves grow, and the picture is drawn at the end.
+An image shows two long curves of 14 dashes ("paddles"), up to five short ones of 4, and two discs. A curve grows
+paddle by paddle where the occupancy of the image leaves room; a long pair that is stuck is begun again, hundreds of times
+an image. So the occupancy alone is kept up while curves grow, and the image is drawn at the end.
 
 Angles are in radians from the axis of columns towards that of rows, lengths in pixels, positions (row, column).
 """
@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 
-GENERATOR_VERSION = 2  # raised when the same seed gives other pictures, so that no folder holds both
+GENERATOR_VERSION = 2  # raised when the same seed gives other images, so that no folder holds both
 
 SIZE = 32
 LONG_PADDLES, SHORT_PADDLES, DISTRACTORS = 14, 4, 5
@@ -39,8 +39,8 @@ REACH = 4  # of a stamp, (9, 9), to each side of its centre
 # Occupancy is counted in 1/255, the steps of a stamp. Two paddles that together come to 1.8 anywhere collide.
 FULL, COLLISION, NEARLY_FREE = 255, round(1.8 * 255), int(0.3 * 255)
 LEAST_WEIGHT = 1e-4
-# Kept around the picture, so that no stamp needs cutting: a curve fails before it gets further out, and what reaches out
-# collides with the frame of the picture first.
+# Kept around the image, so that no stamp needs cutting: a curve fails before it gets further out, and what reaches out
+# collides with the frame of the image first.
 BORDER = 8
 WIDTH = SIZE + 2 * BORDER
 INSIDE = slice(BORDER, BORDER + SIZE)
@@ -80,7 +80,7 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows: paddles of the long curves and of the distractors, discs as (row, column), label, and how many
+    """What an image shows: paddles of the long curves and of the distractors, discs as (row, column), label, and how many
     pairs of long curves were begun for the one that came to its end. A curve's first paddle points away from its origin,
     which is where that paddle begins; the others point back along the curve, so that it ends where its last one begins."""
 
@@ -119,10 +119,10 @@ def _shrunk(canvas: np.ndarray, size: int) -> np.ndarray:
 @cache
 def _stamp(angle: float) -> _Stamp:
     half = SCALE * (LENGTH + 1 + MARGIN)
-    picture = Image.new("L", (2 * half + 1, 2 * half + 1))
+    image = Image.new("L", (2 * half + 1, 2 * half + 1))
     end_row, end_column = _moved(half, half, angle, SCALE * LENGTH)
-    ImageDraw.Draw(picture).line([(half, half), (end_column, end_row)], fill=255, width=1)
-    canvas = np.asarray(picture)
+    ImageDraw.Draw(image).line([(half, half), (end_column, end_row)], fill=255, width=1)
+    canvas = np.asarray(image)
     occupancy = _shrunk(_dilated(canvas, SCALE * MARGIN), 2 * REACH + 1)
     rows, columns = np.nonzero(occupancy >= COLLISION - FULL)
     places = (rows - REACH) * WIDTH + columns - REACH
@@ -163,7 +163,7 @@ def _footprint(angle: float) -> tuple[tuple[int, int], ...]:
     """The pixels, from the start of a curve, that must be free for it to start with this angle; none if it never may.
 
     The original sets the stamp one pixel off the centre of a square that cuts it, and dilates the occupancy with that. Where
-    the square's pixels lie to one side, all of them fall outside the picture at one of its corners; its library then returns
+    the square's pixels lie to one side, all of them fall outside the image at one of its corners; its library then returns
     the least number there is, which the search for free pixels takes for a failure. So most angles never start a curve.
     """
     half = LENGTH + MARGIN
@@ -186,7 +186,7 @@ def _central_starts(angle: float) -> tuple[tuple[int, int], ...]:
 
 
 class _Board:
-    """The occupancy of a picture with `BORDER` around it.
+    """The occupancy of an image with `BORDER` around it.
 
     `taken` is the occupancy itself, `near` the greatest within a pixel, and so what makes a place a bad end for a paddle; both
     (WIDTH, WIDTH) uint8 and, for quick reading of single places, as flat memory.
@@ -207,7 +207,7 @@ class _Board:
             np.maximum(place, patch, out=place)
 
     def starts(self, angle: float) -> np.ndarray:
-        """Where a distractor may start with this angle, counted along the rows of the picture."""
+        """Where a distractor may start with this angle, counted along the rows of the image."""
         if not _footprint(angle):
             return np.empty(0, int)
         inside = np.pad(self.taken[INSIDE, INSIDE], BORDER)  # without what stamps left outside
@@ -223,7 +223,7 @@ def _empty_board() -> _Board:
     taken[INSIDE, INSIDE] = FULL
     taken[BORDER + 1 : BORDER + SIZE - 1, BORDER + 1 : BORDER + SIZE - 1] = 0
     near = _dilated(taken, MARGIN)
-    # What lies outside the picture is no place for a paddle's end.
+    # What lies outside the image is no place for a paddle's end.
     outside = np.ones((WIDTH, WIDTH), bool)
     outside[INSIDE, INSIDE] = False
     near[outside] = FULL
@@ -307,7 +307,7 @@ def _try_distractor(board: _Board, generator: random.Random) -> _Curve | None:
 
 
 def draw_scene(seed: int, index: int) -> Scene:
-    """What `draw_picture` draws."""
+    """What `draw_image` draws."""
     generator = random.Random(f"pathfinder {seed} {index}")
     attempts = 1
     while (pair := _try_pair(generator)) is None:
@@ -333,22 +333,22 @@ def draw_scene(seed: int, index: int) -> Scene:
 
 
 def _drawn(scene: Scene) -> np.ndarray:
-    """The picture of a scene, (SIZE, SIZE) uint8, stretched so that its greatest value is 255."""
-    picture = np.zeros((WIDTH, WIDTH))
+    """The image of a scene, (SIZE, SIZE) uint8, stretched so that its greatest value is 255."""
+    image = np.zeros((WIDTH, WIDTH))
     for curves, brightness in ((scene.curves, LONG_BRIGHTNESS), (scene.distractors, SHORT_BRIGHTNESS)):
         for row, column, angle in (paddle for curve in curves for paddle in curve):
             top, left = row + BORDER - REACH, column + BORDER - REACH
-            place = picture[top : top + 2 * REACH + 1, left : left + 2 * REACH + 1]
+            place = image[top : top + 2 * REACH + 1, left : left + 2 * REACH + 1]
             np.maximum(place, brightness * _stamp(angle).line, out=place)
-    picture = np.maximum.reduce([picture[INSIDE, INSIDE], *(_disc(*disc) for disc in scene.discs)])
-    return np.rint((picture - picture.min()) * (255 / (picture.max() - picture.min()))).astype(np.uint8)
+    image = np.maximum.reduce([image[INSIDE, INSIDE], *(_disc(*disc) for disc in scene.discs)])
+    return np.rint((image - image.min()) * (255 / (image.max() - image.min()))).astype(np.uint8)
 
 
-def draw_picture(seed: int, index: int) -> tuple[np.ndarray, int]:
-    """One picture, (32, 32) uint8 with its least value 0 and its greatest 255, and its label.
+def draw_image(seed: int, index: int) -> tuple[np.ndarray, int]:
+    """One image, (32, 32) uint8 with its least value 0 and its greatest 255, and its label.
 
     The label is 1 if the discs lie at the two ends of one curve, 0 if they lie at ends of different ones. Nothing but
-    `seed` and `index` matters, so pictures can be drawn in any order and by any process.
+    `seed` and `index` matters, so images can be drawn in any order and by any process.
     """
     scene = draw_scene(seed, index)
     return _drawn(scene), scene.label

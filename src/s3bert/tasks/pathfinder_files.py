@@ -1,4 +1,4 @@
-"""Pathfinder's pictures in files: shards that a killed writing leaves whole or not there, written by several processes."""
+"""Pathfinder's images in files: shards written atomically, by several processes."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from tqdm.auto import tqdm
 
 from s3bert.files import replacing, write_text
 
-from .pathfinder import GENERATOR_VERSION, SIZE, draw_picture
+from .pathfinder import GENERATOR_VERSION, SIZE, draw_image
 
 
 MANIFEST = "pathfinder.json"
-OFFICIAL_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}  # pictures
+OFFICIAL_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}  # images
 _REMEDY = "call s3bert prepare-lra --task_name pathfinder as before, and it draws what is missing."
 
 
 def _shards(size: int, shard_size: int) -> list[int]:
-    """How many pictures each shard of a split holds."""
+    """How many images each shard of a split holds."""
     return [min(shard_size, size - first) for first in range(0, size, shard_size)]
 
 
@@ -62,8 +62,8 @@ def _is_whole(file: Path, count: int) -> bool:
 def _write_shard(file: Path, seed: int, first: int, count: int) -> None:
     rows = np.empty((count, 1 + SIZE * SIZE), np.uint8)
     for row, index in enumerate(range(first, first + count)):
-        picture, rows[row, 0] = draw_picture(seed, index)
-        rows[row, 1:] = picture.reshape(-1)
+        image, rows[row, 0] = draw_image(seed, index)
+        rows[row, 1:] = image.reshape(-1)
     with replacing(file) as aside, aside.open("wb") as stream:
         np.save(stream, rows, allow_pickle=False)
 
@@ -85,23 +85,23 @@ def write_pathfinder(
     num_workers: int | None = None,
     shard_size: int = 1000,
 ) -> None:
-    """Writes pictures in shards, `train-00000.npy` and so on; called again after a kill, it makes what is missing or damaged.
+    """Writes images in shards, `train-00000.npy` and so on; called again after a kill, it makes what is missing or damaged.
 
-    A shard is (pictures, 1025) uint8, the label first, then the pixels row by row. The splits take the pictures of `seed`
+    A shard is (images, 1025) uint8, the label first, then the pixels row by row. The splits take the images of `seed`
     one after the other, so that none is in two. One call at a time may write into a folder.
 
     Args:
-        sizes: pictures by split. num_workers: processes, as many as there are processors unless told; 1 starts none.
-        shard_size: pictures a shard, which is what a kill may lose.
+        sizes: images by split. num_workers: processes, as many as there are processors unless told; 1 starts none.
+        shard_size: images a shard, which is what a kill may lose.
 
     Raises:
-        ValueError: the folder holds pictures of other arguments, or its description is damaged.
+        ValueError: the folder holds images of other arguments, or its description is damaged.
     """
     wanted = {"generator": GENERATOR_VERSION, "seed": seed, "sizes": dict(sizes), "shard_size": shard_size}
     if (folder / MANIFEST).exists():
         found = _read_manifest(folder)
         if found != wanted:
-            raise ValueError(f"{folder} holds pictures of {found}, not of {wanted}; choose another --output_dir.")
+            raise ValueError(f"{folder} holds images of {found}, not of {wanted}; choose another --output_dir.")
     else:
         write_text(folder / MANIFEST, json.dumps(wanted, indent=2) + "\n")
     work, first = [], 0
@@ -133,23 +133,23 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         counts = [manifest["shard_size"], *manifest["sizes"].values()]
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{folder} holds no Pathfinder pictures: {file} is missing; draw them with s3bert prepare-lra --task_name "
+            f"{folder} holds no Pathfinder images: {file} is missing; draw them with s3bert prepare-lra --task_name "
             "pathfinder."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged ({error!r}): draw the pictures again in another folder.") from error
+        raise ValueError(f"{file} is damaged ({error!r}): draw the images again in another folder.") from error
     if not all(isinstance(count, int) and count > 0 for count in counts):
         raise ValueError(
-            f"{file} is damaged: shard_size and sizes must be numbers above 0; draw the pictures again in another folder."
+            f"{file} is damaged: shard_size and sizes must be numbers above 0; draw the images again in another folder."
         )
     return manifest
 
 
 def read_pathfinder(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The pictures of one split of a folder that `write_pathfinder` made.
+    """The images of one split of a folder that `write_pathfinder` made.
 
     Returns:
-        Pixels, (pictures, 1024) uint8, row by row, and labels, (pictures,) uint8 of 0 or 1.
+        Pixels, (images, 1024) uint8, row by row, and labels, (images,) uint8 of 0 or 1.
 
     Raises:
         FileNotFoundError: there is no such folder, or nothing of `write_pathfinder` in it.

@@ -1,6 +1,5 @@
-"""Series of one's own: CSV files of dates and numbers, made regular, and the dates that follow them."""
+"""Series of one's own: CSV files of dates and numbers, made regular, and the dates after them."""
 
-import functools
 import logging
 import re
 import zlib
@@ -14,11 +13,6 @@ import pandas as pd
 
 logger = logging.getLogger(__name__)
 
-_YEAR_LAST = re.compile(r"^(\d{1,2})([-/.])(\d{1,2})\2(\d{4})(?!\d)")
-# What pandas is left to understand: other texts it completes with today's date, or turns day and month around in silence.
-_CLEAR = re.compile(
-    r"\d{4}|.*(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec).*(?<!\d)(?<!\d\.)\d{4}(?!\d)", re.IGNORECASE
-)
 _OFFSET = re.compile(r"[T ]\d[\d:.]*\s*(Z|[-+]\d\d(?::?\d\d)?)$")
 
 
@@ -36,17 +30,16 @@ def read_series(
 ) -> Series:
     """A CSV file, packed or not, with a header, one column of dates and columns of numbers; an empty cell is a missing value.
 
-    Dates are ISO 8601, or have the year last and the month or the day first, whichever all of them can have, or the month's
-    name. Those with one offset from UTC keep it, those with several are read as UTC.
+    Dates with one offset from UTC keep it; those with several are read as UTC.
 
     Args:
         date_column: the first column by default. columns: the variables; all others by default.
-        date_format: of the dates, as in `strptime`.
+        date_format: of the dates, as in `strptime`; ISO 8601 by default.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: no such column; no header; columns that are not separated by commas, or more of them than it names; a cell
-            that is no finite number, or no date with a year, with its line; dates that may be month-first and day-first.
+            that is no finite number, or no date of that format, with its line.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file} is not there: name a CSV file with a column of dates and columns of numbers.")
@@ -64,9 +57,9 @@ def read_series(
     if dates.isna().any():
         row = int(dates.isna().argmax())
         raise ValueError(
-            f"{file}, line {table.index[row] + 2}: {table[date_column].iloc[row]!r} in column {date_column!r} is no date"
-            f"{f' of the form {date_format}' if date_format else ''}. Name the column of dates, write them with the year, as "
-            "2020-12-31 or 2020-12-31 23:00, or give their --date_format."
+            f"{file}, line {table.index[row] + 2}: {table[date_column].iloc[row]!r} in column {date_column!r} is no date of the form "
+            f"{date_format or '2020-12-31 or 2020-12-31 23:00 (ISO 8601)'}. Name the column of dates, or give their --date_format, "
+            "such as --date_format %d/%m/%Y."
         )
     values = np.empty((len(table), len(wanted)))
     for place, name in enumerate(wanted):
@@ -109,35 +102,14 @@ def _read_table(file: Path) -> pd.DataFrame:
 
 
 def _read_dates(texts: list[str], date_format: str | None) -> pd.DatetimeIndex:
-    """Dates, NaT where a text is none.
-
-    Raises:
-        ValueError: all may be month-first and all day-first, and it makes a difference.
-    """
+    """Dates, NaT where a text is none."""
     offsets = {match[1] if (match := _OFFSET.search(text)) else "none" for text in texts}
-    if several := len(offsets) > 1:
+    if len(offsets) > 1:
         logger.info("The dates have several offsets from UTC (%s): they are read as UTC.", ", ".join(sorted(offsets)))
-    read = functools.partial(pd.to_datetime, errors="coerce", utc=several)
-    if date_format is not None:
-        return read(texts, format=date_format)
-    dates = read(texts, format="ISO8601")
-    if not dates.isna().any():
-        return dates
-    readings = []
-    for order in (r"\4-\1-\3", r"\4-\3-\1"):  # month-first, day-first
-        turned = [_YEAR_LAST.sub(order, text) for text in texts]
-        readings.append(read([text if _CLEAR.match(text) else None for text in turned], format="mixed"))
-    better, other = sorted(readings, key=lambda dates: dates.isna().sum())
-    if not other.isna().any() and not better.equals(other):
-        row = int((better != other).argmax())
-        raise ValueError(
-            f"{texts[row]!r} may be {better[row].date()} or {other[row].date()}, and all dates may be month-first or day-first. "
-            "Write them as 2020-12-31, or give their --date_format, such as %d/%m/%Y."
-        )
-    return better
+    return pd.to_datetime(texts, format=date_format or "ISO8601", errors="coerce", utc=len(offsets) > 1)
 
 
-def regular(series: Series) -> tuple[Series, str]:
+def regularize(series: Series) -> tuple[Series, str]:
     """The series in the order of its dates with a row for every step, NaN where there was none, and the step's name.
 
     That is pandas' name, or "3 months" where dates lie on the same day of months, or on the last; holes do not change it.
@@ -149,9 +121,8 @@ def regular(series: Series) -> tuple[Series, str]:
         raise ValueError(
             f"The series has {len(series.dates)} rows: two steps between dates are needed to know the next ones."
         )
-    dates = pd.DatetimeIndex(series.dates)
-    order = dates.argsort()
-    dates, values = dates[order], series.values[order]
+    rows = pd.DataFrame(series.values, index=pd.DatetimeIndex(series.dates)).sort_index()
+    dates = rows.index
     if dates.has_duplicates:
         raise ValueError(
             f"The date {dates[dates.duplicated()][0]} stands in {int((dates == dates[dates.duplicated()][0]).sum())} rows: a series "
@@ -161,9 +132,7 @@ def regular(series: Series) -> tuple[Series, str]:
     for step in _steps(dates):
         whole = _every(dates, step)
         if dates.isin(whole).all():
-            filled = np.full((len(whole), values.shape[1]), np.nan)
-            filled[whole.get_indexer(dates)] = values
-            return Series(filled, series.names, pd.Series(whole)), step
+            return Series(rows.reindex(whole).to_numpy(), series.names, pd.Series(whole)), step
     usual = pd.Series(dates).diff().mode()[0]
     odd = next(i for i in range(1, len(dates)) if (dates[i] - dates[i - 1]) % usual != pd.Timedelta(0))
     raise ValueError(
@@ -199,6 +168,6 @@ def _every(dates: pd.DatetimeIndex, step: str, further: int = 0) -> pd.DatetimeI
     return starts + pd.to_timedelta(np.minimum(day, starts.days_in_month) - 1, unit="D") + (dates[0] - first)
 
 
-def following(dates: pd.Series, step: str, count: int) -> pd.DatetimeIndex:
-    """So many dates after the last one."""
+def future_dates(dates: pd.Series, step: str, count: int) -> pd.DatetimeIndex:
+    """The next dates after the last one."""
     return _every(pd.DatetimeIndex(dates), step, count)[-count:]

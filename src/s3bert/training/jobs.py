@@ -1,24 +1,29 @@
 """Commands that depend on one another, run side by side, each finished once: what a long comparison is made of.
 
 A job is finished when its result file is there, so the same jobs run again after a kill do only what is missing; a job that
-was cut off is started again, and goes on by its own means. While a job runs, its process holds a lock on its folder: one
-that outlived the program that started it is waited for, not started twice.
+was cut off is started again, and goes on by its own means. While a job runs, a process beside it (`locked.py`) holds a lock
+on its folder: a job that outlived the program that started it is waited for, not started twice.
 """
 
-import fcntl
 import logging
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+import psutil
+from filelock import FileLock, Timeout
 
 from s3bert.files import write_text
 
 
 logger = logging.getLogger(__name__)
+
+_LOCKED = Path(__file__).with_name("locked.py")
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,24 @@ class Job:
     steps: int | None = None
 
     @property
+    def output(self) -> Path:
+        """What its process prints."""
+        return self.folder / "output.txt"
+
+    @property
+    def no_result(self) -> Path:
+        """The file that says there is no result to be had."""
+        return self.folder / "failed.txt"
+
+    @property
+    def endings(self) -> list[Path]:
+        """The files of which either says that it is over."""
+        return [self.result] if self.finding is None else [self.result, self.no_result]
+
+    @property
     def over(self) -> bool:
         """Whether it has its result, or is known to have none."""
-        return self.result.exists() or (self.finding is not None and (self.folder / "failed.txt").exists())
+        return any(file.exists() for file in self.endings)
 
 
 class JobError(ValueError):
@@ -53,75 +73,58 @@ class JobError(ValueError):
 
 
 class _Running:
-    """A job's process, and its lock while that is another's."""
+    """A job that was started, or waits for an earlier start of it to end."""
 
     def __init__(self, job: Job, environment: dict[str, str]):
-        self.job, self.environment = job, environment
-        self.process: subprocess.Popen | None = None
+        self.job = job
         job.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (job.folder / ".lock").open("w")
-        self._waiting = False
+        lock = job.folder / ".lock"
+        try:
+            with FileLock(lock, timeout=0):
+                pass
+        except Timeout:
+            logger.info("%s: still running from an earlier start; waiting for it.", job.name)
+        with job.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", _LOCKED, lock, *job.endings, "--", *job.command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | environment,
+            )
 
     def finished(self) -> bool:
-        """Starts the process when the lock is free; True when the job is over.
+        """Whether the job is over.
 
         Raises:
             JobError: the process ended without a result or a finding.
         """
-        if self.process is None:
-            if not _locked(self._lock):
-                if not self._waiting:
-                    logger.info("%s: still running from an earlier start; waiting for it.", self.job.name)
-                self._waiting = True
-                return False
-            if self.job.over:
-                self._lock.close()
-                return True
-            self._start()
         status = self.process.poll()
         if status is None:
             return False
-        self._lock.close()
-        if status != 0 or not self.job.result.exists():
-            output = self.job.folder / "output.txt"
-            end = "\n".join(output.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
+        if not self.job.over or status != 0:
+            end = "\n".join(self.job.output.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
             error = (
                 f"{self.job.name} ended with status {status} and without {self.job.result.name}, and said last:\n{end}\n"
-                f"All it said: {output}"
+                f"All it said: {self.job.output}"
             )
             if status != self.job.finding:
                 raise JobError(error)
             logger.warning("%s", error)
-            write_text(self.job.folder / "failed.txt", f"{error}\n")
+            write_text(self.job.no_result, f"{error}\n")
         return True
 
-    def _start(self) -> None:
-        with (self.job.folder / "output.txt").open("ab") as output:
-            self.process = subprocess.Popen(
-                self.job.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self.environment,
-                pass_fds=(self._lock.fileno(),),  # the lock lasts as long as any process holds the file open
-            )
-
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        """Ends the job's processes; kills those that are there after 30 seconds."""
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            started = psutil.Process(self.process.pid)
+            processes = [*started.children(recursive=True), started]
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.terminate()
+            for process in psutil.wait_procs(processes, timeout=30)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def run_jobs(
