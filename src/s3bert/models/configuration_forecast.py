@@ -32,8 +32,6 @@ class S3ForecastConfig(CheckedConfig):
     """
 
     model_type = "s3-forecast"
-    _auto_class = "AutoConfig"
-
     context_length: int = 96
     prediction_length: int = 96
     num_input_channels: int = 7

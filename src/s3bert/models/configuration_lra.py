@@ -45,6 +45,14 @@ class LraConfig(CheckedConfig):
     pair_inputs: bool = False
     pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
+    auto_map: dict[str, str] = field(
+        default_factory=lambda: {
+            "AutoConfig": "configuration_lra.LraConfig",
+            "AutoModel": "modeling_lra.LraModel",
+            "AutoModelForMaskedLM": "modeling_lra.LraForMaskedLM",
+            "AutoModelForSequenceClassification": "modeling_lra.LraForSequenceClassification",
+        }
+    )
 
     def validate_sizes(self):
         """Counts are positive, and heads divide the hidden size."""

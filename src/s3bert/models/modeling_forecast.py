@@ -116,8 +116,6 @@ class S3ForecastPreTrainedModel(PreTrainedModel):
 class S3ForecastModel(S3ForecastPreTrainedModel):
     """Forecasts the next H steps of C variables from the last L; missing values and other series in a batch have no influence."""
 
-    _auto_class = "AutoModel"
-
     def __init__(self, config: S3ForecastConfig):
         super().__init__(config)
         channels = 1 if config.channel_independent else config.num_input_channels
