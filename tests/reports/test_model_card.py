@@ -87,6 +87,8 @@ classifier.save_pretrained(root / "finetuned")
 assert code(root / "finetuned") == code(folder)
 finetuned = transformers.AutoModelForSequenceClassification.from_pretrained(root / "finetuned", trust_remote_code=True)
 assert all(map(torch.equal, finetuned.state_dict().values(), classifier.state_dict().values()))
+finetuned.base_model.save_pretrained(root / "base")  # of a class that no auto class has loaded
+assert code(root / "base") == code(folder)
 config = transformers.AutoConfig.from_pretrained(root / "config", trust_remote_code=True)
 assert type(transformers.AutoModel.from_config(config, trust_remote_code=True)).__name__ == name + "Model"
 answers = pipeline("fill-mask", model=str(folder), trust_remote_code=True)("the cat [MASK] on the mat")

@@ -51,7 +51,7 @@ def bundle(folder: Path, auto_map: Mapping[str, str], version: str) -> dict[str,
     shared = _in_order_of_imports(folder, configuration)
     own = [module for module in _in_order_of_imports(folder, modeling) if module not in shared]
     texts = {configuration: _merge(shared, None, version), modeling: _merge(own, configuration, version)}
-    # What `register_for_auto_class` is told, Transformers needs to know to copy the files on the next save.
+    # By this Transformers knows to copy the files when a model is saved again, also one that no auto class has loaded.
     auto_classes = {target: auto for auto, target in auto_map.items()}
     for target, auto in auto_classes.items():
         file, name = target.split(".")
