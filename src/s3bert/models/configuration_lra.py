@@ -24,6 +24,12 @@ class LraConfig(CheckedConfig):
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a count under 1, heads that do not divide the hidden size, a rate outside 0..1; a keyword that is nearly a
             field's name (raised as it is).
+
+    Examples:
+        >>> from s3bert import LraConfig
+        >>> config = LraConfig(mixer="nystrom", mixer_settings={"num_landmarks": 32}, max_position_embeddings=1024)
+        >>> config.mixer, config.hidden_size
+        ('nystrom', 64)
     """
 
     model_type = "s3bert-lra"
