@@ -64,7 +64,7 @@ def test_files_that_travel_with_a_checkpoint_import_siblings_by_name_only():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
                 assert node.level == 1, f"{file.name} imports from outside its folder"
-                assert node.module, f"{file.name} imports a sibling as a module, which save_pretrained does not copy"
+                assert node.module, f"{file.name} imports a sibling as a module, which bundle.py does not merge"
                 assert "." not in node.module
             elif isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("s3bert") for alias in node.names)

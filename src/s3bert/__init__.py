@@ -1,10 +1,11 @@
 """S3BERT, BERT with S3Attention, the PoNet it is compared with, the Long Range Arena encoder and the S3 forecaster; importing
-registers all with Transformers' auto classes."""
+registers all with Transformers' auto classes, and lets saved folders carry their code."""
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 
 from .models import modeling_ponet, modeling_s3bert
+from .models.bundle import carry_code
 from .models.configuration_encoder import CLASS_SUFFIXES
 from .models.configuration_forecast import S3ForecastConfig
 from .models.configuration_lra import LraConfig
@@ -46,6 +47,9 @@ transformers.AutoModelForSequenceClassification.register(LraConfig, LraForSequen
 
 AutoConfig.register(S3ForecastConfig.model_type, S3ForecastConfig)
 transformers.AutoModel.register(S3ForecastConfig, S3ForecastModel)
+
+for _config in (S3BertConfig, PoNetConfig, LraConfig, S3ForecastConfig):
+    carry_code(_config, __version__)
 
 __all__ = [
     "LraConfig",

@@ -25,13 +25,7 @@ AUTO_CLASSES = {
     "question_answering": "AutoModelForQuestionAnswering",
     "multiple_choice": "AutoModelForMultipleChoice",
 }
-SHARED_CODE = {"configuration_checks.py", "configuration_encoder.py", "encoder.py", "heads.py", "numerics.py"}
-S3_PARTS = {"smoother.py", "skeleton_attention.py", "fast_s3.py", "position_norm.py"}
-S3_CODE = {"configuration_s3bert.py", "modeling_s3bert.py"} | S3_PARTS
-CODE = {
-    "s3bert": SHARED_CODE | S3_CODE,
-    "ponet": SHARED_CODE | {"configuration_ponet.py", "modeling_ponet.py", "mixer_ponet.py"},
-}
+CODE = {family: {f"configuration_{family}.py", f"modeling_{family}.py"} for family in (*FAMILIES, "forecast", "lra")}
 each_family = pytest.mark.parametrize("family", FAMILIES)
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "road", "big", "small", "red", "and"]
 
@@ -54,6 +48,10 @@ except ModuleNotFoundError:
     pass
 else:
     raise SystemExit("s3bert can be imported: this process proves nothing")
+
+
+def code(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 """
 # Loads every folder as remote code and compares its outputs with the recorded ones, bit by bit.
 ENCODERS = """
@@ -62,7 +60,7 @@ import transformers
 from transformers import pipeline
 
 torch.set_num_threads(1)
-root, package, name, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3], set(sys.argv[4].split())
+root, package, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 for head, auto_class in torch.load(root / "auto_classes.pt").items():
     record = torch.load(root / head / "record.pt")
     model = getattr(transformers, auto_class).from_pretrained(root / head, trust_remote_code=True)
@@ -72,7 +70,7 @@ for head, auto_class in torch.load(root / "auto_classes.pt").items():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(outputs, record["outputs"])), head
     again = root / (head + "_saved_again")
     model.save_pretrained(again)
-    assert code <= {path.name for path in again.iterdir()}, head
+    assert code(again) == code(root / head), head
     print("identical", head)
 
 folder = root / "masked_lm"
@@ -82,6 +80,17 @@ if name == "S3Bert":
     base.resize_position_embeddings(24)
 reloaded = transformers.AutoModel.from_pretrained(root / "masked_lm_saved_again", trust_remote_code=True)
 assert type(reloaded).__name__ == name + "Model"
+classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).train()
+classifier(input_ids=torch.tensor([[2, 7, 3]]), labels=torch.tensor([1])).loss.backward()
+torch.optim.SGD(classifier.parameters(), lr=0.1).step()
+classifier.save_pretrained(root / "finetuned")
+assert code(root / "finetuned") == code(folder)
+finetuned = transformers.AutoModelForSequenceClassification.from_pretrained(root / "finetuned", trust_remote_code=True)
+assert all(map(torch.equal, finetuned.state_dict().values(), classifier.state_dict().values()))
+finetuned.base_model.save_pretrained(root / "base")  # of a class that no auto class has loaded
+assert code(root / "base") == code(folder)
+config = transformers.AutoConfig.from_pretrained(root / "config", trust_remote_code=True)
+assert type(transformers.AutoModel.from_config(config, trust_remote_code=True)).__name__ == name + "Model"
 answers = pipeline("fill-mask", model=str(folder), trust_remote_code=True)("the cat [MASK] on the mat")
 assert len(answers) == 5
 try:
@@ -94,19 +103,21 @@ from_package = [name for name, module in sys.modules.items() if (getattr(module,
 assert not from_package, from_package
 print("done")
 """
-FORECASTER = """
+# Reads a folder of any model by an auto class, and compares what it gives with the record.
+ONE_MODEL = """
 import torch
 import transformers
 
 torch.set_num_threads(1)
-root = Path(sys.argv[1])
-record = torch.load(root / "record.pt")
-model = transformers.AutoModel.from_pretrained(root / "model", trust_remote_code=True)
+root, auto_class = Path(sys.argv[1]), getattr(transformers, sys.argv[2])
+inputs, outputs = torch.load(root / "record.pt")
+model = auto_class.from_pretrained(root / "model", trust_remote_code=True)
 assert type(model).__module__.startswith("transformers_modules"), type(model)
 with torch.no_grad():
-    assert torch.equal(model(past_values=record["values"]).prediction_outputs, record["forecast"])
+    assert all(map(torch.equal, model(**inputs).to_tuple(), outputs))
 model.save_pretrained(root / "again")
-again = transformers.AutoModel.from_pretrained(root / "again", trust_remote_code=True)
+assert code(root / "again") == code(root / "model")
+again = auto_class.from_pretrained(root / "again", trust_remote_code=True)
 assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
 print("done")
 """
@@ -169,13 +180,24 @@ def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_import
         tokenizer.save_pretrained(tmp_path / head)
         torch.save({"batch": batch, "outputs": list(model(**batch).to_tuple())}, tmp_path / head / "record.pt")
     torch.save(AUTO_CLASSES, tmp_path / "auto_classes.pt")
+    model.config.save_pretrained(tmp_path / "config")
+    assert {path.name for path in (tmp_path / "config").iterdir()} == {"config.json", *CODE[family]}
     package = Path(s3bert.__file__).resolve().parent
-    expected = (FAMILIES[family][0], " ".join(CODE[family]))
-    result = run_without_the_package(ENCODERS, tmp_path, package, *expected, cwd=tmp_path)
+    result = run_without_the_package(ENCODERS, tmp_path, package, FAMILIES[family][0], cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [line for line in result.stdout.splitlines() if line.startswith("identical")] == [
         f"identical {head}" for head in AUTO_CLASSES
     ]
+    assert result.stdout.endswith("done\n")
+
+
+def check_one_model(model: torch.nn.Module, auto_class: str, folder: Path, **inputs: torch.Tensor):
+    model.eval().save_pretrained(folder / "model")
+    family = "lra" if model.config.model_type == "s3bert-lra" else "forecast"
+    assert {path.name for path in (folder / "model").iterdir()} == {"config.json", "model.safetensors", *CODE[family]}
+    torch.save((inputs, list(model(**inputs).to_tuple())), folder / "record.pt")
+    result = run_without_the_package(ONE_MODEL, folder, auto_class, cwd=folder)
+    assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("done\n")
 
 
@@ -186,14 +208,17 @@ def test_a_forecaster_gives_identical_forecasts_where_the_package_cannot_be_impo
         context_length=12, prediction_length=5, num_input_channels=2, hidden_size=8, num_harmonics=3,
         channel_independent=independent, channel_names=["a", "b"],
     )  # fmt: skip
-    model, values = s3bert.S3ForecastModel(config).eval(), torch.randn(3, 12, 2)
+    values = torch.randn(3, 12, 2)
     values[0, 3] = torch.nan
-    model.save_pretrained(tmp_path / "model")
-    record = {"values": values, "forecast": model(past_values=values).prediction_outputs}
-    torch.save(record, tmp_path / "record.pt")
-    result = run_without_the_package(FORECASTER, tmp_path, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.endswith("done\n")
+    check_one_model(s3bert.S3ForecastModel(config), "AutoModel", tmp_path, past_values=values)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mixer", ["s3", "skyformer"])
+def test_an_arena_encoder_gives_identical_logits_where_the_package_cannot_be_imported(mixer, tmp_path):
+    config = s3bert.LraConfig(mixer=mixer, vocab_size=20, hidden_size=16, max_position_embeddings=24, num_labels=3)
+    model, ids = s3bert.LraForSequenceClassification(config), torch.randint(1, 20, (2, 24))
+    check_one_model(model, "AutoModelForSequenceClassification", tmp_path, input_ids=ids)
 
 
 def test_the_trainers_checkpoint_and_output_folders_are_complete(build_model, make_batch, tokenizer, tmp_path):
@@ -208,7 +233,8 @@ def test_the_trainers_checkpoint_and_output_folders_are_complete(build_model, ma
     trainer.save_model()
     for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-2"):
         written = {path.name for path in folder.iterdir()}
-        assert written >= {"config.json", "model.safetensors", "tokenizer.json", *CODE["s3bert"]}
+        assert written >= {"config.json", "model.safetensors", "tokenizer.json"}
+        assert {name for name in written if name.endswith(".py")} == CODE["s3bert"]
         assert not [name for name in written if name.startswith("pytorch_model")]
         loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
         assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))

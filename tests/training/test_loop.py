@@ -472,6 +472,27 @@ def preparing_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
+def test_deterministic_algorithms_are_taken_during_a_run_alone_and_change_nothing_on_a_cpu(tmp_path):
+    def state() -> tuple:
+        cudnn = torch.backends.cudnn
+        return torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
+
+    def run(name: str, **settings) -> list[dict]:
+        return exact(pretrain(tmp_path / name, max_train_steps=5, **settings).history)
+
+    before, states = state(), []
+    assert before[:2] == (0, False)
+    usual = run("usual")
+    with register_optimizer_step_pre_hook(lambda *_: states.append(state())):
+        assert run("deterministic", deterministic=True) == usual
+    assert states == [(2, True, False)] * 5
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] in (":4096:8", ":16:8")
+    assert state() == before
+    with pytest.raises(FloatingPointError):
+        run("not-finite", deterministic=True, learning_rate=1e30, num_warmup_steps=0)
+    assert state() == before
+
+
 def test_the_next_batches_are_prepared_while_a_step_is_computed(tmp_path):
     batches, early = WatchedBatches(), []
     config = TrainingConfig(

@@ -1,2 +1,2 @@
 """The networks. Files here import only torch, transformers and one another, by `from .name import Thing`, because
-`save_pretrained` copies them into the checkpoint by following exactly that form."""
+bundle.py merges them into a checkpoint's two code files by following exactly that form."""

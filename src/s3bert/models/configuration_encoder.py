@@ -1,6 +1,6 @@
 """What the configurations of this package's encoders share: BERT's fields and auto classes.
 
-Files of this folder travel inside every saved model folder, so they import nothing of s3bert but each other.
+Files of this folder are merged into the code of every saved model folder, so they import nothing of s3bert but each other.
 """
 
 from huggingface_hub.dataclasses import strict
@@ -38,8 +38,6 @@ class EncoderConfig(CheckedConfig):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1; a keyword that is nearly a field's
             name (raised as it is).
     """
-
-    _auto_class = "AutoConfig"
 
     vocab_size: int = 30522
     hidden_size: int = 768

@@ -29,11 +29,15 @@ class S3ForecastConfig(CheckedConfig):
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a count under 1; more harmonics than the context holds; heads or segments that do not divide the hidden
             size; a rate outside 0..1; an offset that is not positive; a keyword that is nearly a field's name (raised as it is).
+
+    Examples:
+        >>> from s3bert import S3ForecastConfig
+        >>> config = S3ForecastConfig(context_length=48, prediction_length=24, num_input_channels=2)
+        >>> config.num_harmonics, config.hidden_size
+        (8, 64)
     """
 
     model_type = "s3-forecast"
-    _auto_class = "AutoConfig"
-
     context_length: int = 96
     prediction_length: int = 96
     num_input_channels: int = 7

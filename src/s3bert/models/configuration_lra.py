@@ -24,6 +24,12 @@ class LraConfig(CheckedConfig):
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a count under 1, heads that do not divide the hidden size, a rate outside 0..1; a keyword that is nearly a
             field's name (raised as it is).
+
+    Examples:
+        >>> from s3bert import LraConfig
+        >>> config = LraConfig(mixer="nystrom", mixer_settings={"num_landmarks": 32}, max_position_embeddings=1024)
+        >>> config.mixer, config.hidden_size
+        ('nystrom', 64)
     """
 
     model_type = "s3bert-lra"
@@ -45,6 +51,14 @@ class LraConfig(CheckedConfig):
     pair_inputs: bool = False
     pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
+    auto_map: dict[str, str] = field(
+        default_factory=lambda: {
+            "AutoConfig": "configuration_lra.LraConfig",
+            "AutoModel": "modeling_lra.LraModel",
+            "AutoModelForMaskedLM": "modeling_lra.LraForMaskedLM",
+            "AutoModelForSequenceClassification": "modeling_lra.LraForSequenceClassification",
+        }
+    )
 
     def validate_sizes(self):
         """Counts are positive, and heads divide the hidden size."""

@@ -21,6 +21,12 @@ class PoNetConfig(EncoderConfig):
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: what `EncoderConfig` refuses; an unknown segment rule.
+
+    Examples:
+        >>> from s3bert import PoNetConfig
+        >>> config = PoNetConfig(segment_rule="fixed:64", max_position_embeddings=4096)
+        >>> config.segment_rule, config.cls_token_id
+        ('fixed:64', 101)
     """
 
     model_type = "ponet"

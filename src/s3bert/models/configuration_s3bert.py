@@ -37,6 +37,12 @@ class S3BertConfig(EncoderConfig):
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1, both attentions switched off; a
             keyword that is nearly a field's name (raised as it is).
+
+    Examples:
+        >>> from s3bert import S3BertConfig
+        >>> config = S3BertConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=4096)
+        >>> config.num_segments, config.landmark_length
+        (8, 4096)
     """
 
     model_type = "s3bert"

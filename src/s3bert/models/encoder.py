@@ -88,8 +88,6 @@ class EncoderPreTrainedModel(PreTrainedModel):
 class EncoderModel(EncoderPreTrainedModel):
     """An encoder without a head, to be given its `forward`: `embed`, `encoder`, `pool`."""
 
-    _auto_class = "AutoModel"
-
     def __init__(self, config: EncoderConfig, layers: Iterable[EncoderLayer], add_pooling_layer: bool):
         super().__init__(config)
         self.embeddings = BertEmbeddings(config)

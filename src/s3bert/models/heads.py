@@ -91,8 +91,6 @@ def labelled_positions(
 class MaskedLM(Head):
     """BERT's masked-LM head, the decoder tied to the word embeddings."""
 
-    _auto_class = "AutoModelForMaskedLM"
-
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self._build(config, pooled=False, cls=BertOnlyMLMHead(config))
@@ -141,8 +139,6 @@ class MaskedLM(Head):
 class SequenceClassification(Head):
     """A linear layer on the pooled first token: classification, or regression."""
 
-    _auto_class = "AutoModelForSequenceClassification"
-
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         classifier = nn.Linear(config.hidden_size, config.num_labels)
@@ -187,8 +183,6 @@ class SequenceClassification(Head):
 class TokenClassification(Head):
     """A linear layer on every token."""
 
-    _auto_class = "AutoModelForTokenClassification"
-
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         classifier = nn.Linear(config.hidden_size, config.num_labels)
@@ -217,8 +211,6 @@ class TokenClassification(Head):
 
 class QuestionAnswering(Head):
     """Scores for where an answer starts and ends."""
-
-    _auto_class = "AutoModelForQuestionAnswering"
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -259,8 +251,6 @@ class QuestionAnswering(Head):
 
 class MultipleChoice(Head):
     """One score for each choice, from the pooled first token."""
-
-    _auto_class = "AutoModelForMultipleChoice"
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

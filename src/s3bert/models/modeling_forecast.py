@@ -114,9 +114,16 @@ class S3ForecastPreTrainedModel(PreTrainedModel):
 
 
 class S3ForecastModel(S3ForecastPreTrainedModel):
-    """Forecasts the next H steps of C variables from the last L; missing values and other series in a batch have no influence."""
+    """Forecasts the next H steps of C variables from the last L; missing values and other series in a batch have no influence.
 
-    _auto_class = "AutoModel"
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3ForecastConfig, S3ForecastModel
+        >>> config = S3ForecastConfig(context_length=48, prediction_length=24, num_input_channels=2)
+        >>> model = S3ForecastModel(config)
+        >>> model(past_values=torch.randn(4, 48, 2)).prediction_outputs.shape
+        torch.Size([4, 24, 2])
+    """
 
     def __init__(self, config: S3ForecastConfig):
         super().__init__(config)

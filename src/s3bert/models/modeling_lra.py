@@ -73,7 +73,15 @@ class LraPreTrainedModel(PreTrainedModel):
 
 
 class LraModel(LraPreTrainedModel):
-    """The encoder: ids (B, S) to `last_hidden_state` (B, S, H), zero at padding."""
+    """The encoder: ids (B, S) to `last_hidden_state` (B, S, H), zero at padding.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import LraConfig, LraModel
+        >>> model = LraModel(LraConfig(mixer="linear", max_position_embeddings=128))
+        >>> model(input_ids=torch.randint(1, 257, (2, 100))).last_hidden_state.shape
+        torch.Size([2, 100, 64])
+    """
 
     def __init__(self, config: LraConfig):
         super().__init__(config)
@@ -109,7 +117,16 @@ class LraModel(LraPreTrainedModel):
 
 
 class LraForSequenceClassification(LraPreTrainedModel):
-    """Two linear layers on the mean of real tokens; of two sequences a and b, on [a, b, a b, a - b]."""
+    """Two linear layers on the mean of real tokens; of two sequences a and b, on [a, b, a b, a - b].
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import LraConfig, LraForSequenceClassification
+        >>> config = LraConfig(mixer="fmm", max_position_embeddings=128, num_labels=10)
+        >>> model = LraForSequenceClassification(config)
+        >>> model(input_ids=torch.randint(1, 257, (2, 100)), labels=torch.tensor([3, 7])).logits.shape
+        torch.Size([2, 10])
+    """
 
     def __init__(self, config: LraConfig):
         super().__init__(config)
@@ -147,7 +164,16 @@ class LraForSequenceClassification(LraPreTrainedModel):
 
 
 class LraForMaskedLM(LraPreTrainedModel):
-    """Predicts masked tokens, for pretraining on a task's own inputs; the decoder is the embedding's table."""
+    """Predicts masked tokens, for pretraining on a task's own inputs; the decoder is the embedding's table.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import LraConfig, LraForMaskedLM
+        >>> model = LraForMaskedLM(LraConfig(mixer="s3", max_position_embeddings=128))
+        >>> ids = torch.randint(1, 257, (2, 100))
+        >>> model(input_ids=ids, labels=ids).logits.shape
+        torch.Size([2, 100, 257])
+    """
 
     _tied_weights_keys = {"decoder.weight": "encoder.word_embeddings.weight"}
 

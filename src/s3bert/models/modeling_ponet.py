@@ -43,7 +43,14 @@ class PoNetLayer(EncoderLayer):
 
 
 class PoNetPreTrainedModel(EncoderPreTrainedModel):
-    """What every PoNet model shares."""
+    """What every PoNet model shares.
+
+    Examples:
+        >>> from s3bert import PoNetConfig, PoNetModel, PoNetPreTrainedModel
+        >>> model = PoNetModel(PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> isinstance(model, PoNetPreTrainedModel), model.get_position_embeddings()
+        (True, Embedding(512, 32))
+    """
 
     config_class = PoNetConfig
     config: PoNetConfig
@@ -53,7 +60,16 @@ class PoNetPreTrainedModel(EncoderPreTrainedModel):
 
 
 class PoNetModel(PoNetPreTrainedModel, EncoderModel):
-    """The encoder without a head."""
+    """The encoder without a head.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import PoNetConfig, PoNetModel
+        >>> model = PoNetModel(PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> ids, segments = torch.tensor([[101, 7592, 2088, 102]]), torch.tensor([[0, 1, 1, 2]])
+        >>> model(input_ids=ids, segment_ids=segments).last_hidden_state.shape
+        torch.Size([1, 4, 32])
+    """
 
     def __init__(self, config: PoNetConfig, add_pooling_layer: bool = True):
         super().__init__(config, (PoNetLayer(config) for _ in range(config.num_hidden_layers)), add_pooling_layer)
@@ -133,32 +149,77 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
 
 
 class PoNetForMaskedLM(MaskedLM, PoNetPreTrainedModel):
-    """PoNet with BERT's masked-LM head."""
+    """PoNet with BERT's masked-LM head.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import PoNetConfig, PoNetForMaskedLM
+        >>> model = PoNetForMaskedLM(PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> ids, labels = torch.tensor([[101, 103, 102]]), torch.tensor([[-100, 7592, -100]])
+        >>> model(input_ids=ids, labels=labels).logits.shape
+        torch.Size([1, 3, 30522])
+    """
 
     encoder_class = PoNetModel
     _tied_weights_keys = tied_decoder("ponet")
 
 
 class PoNetForSequenceClassification(SequenceClassification, PoNetPreTrainedModel):
-    """PoNet with a linear layer on the pooled first token: classification, or regression."""
+    """PoNet with a linear layer on the pooled first token: classification, or regression.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import PoNetConfig, PoNetForSequenceClassification
+        >>> config = PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=3)
+        >>> model = PoNetForSequenceClassification(config)
+        >>> model(input_ids=torch.tensor([[101, 7592, 102]]), labels=torch.tensor([2])).logits.shape
+        torch.Size([1, 3])
+    """
 
     encoder_class = PoNetModel
 
 
 class PoNetForTokenClassification(TokenClassification, PoNetPreTrainedModel):
-    """PoNet with a linear layer on every token."""
+    """PoNet with a linear layer on every token.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import PoNetConfig, PoNetForTokenClassification
+        >>> config = PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=5)
+        >>> model = PoNetForTokenClassification(config)
+        >>> model(input_ids=torch.tensor([[101, 7592, 102]]), labels=torch.tensor([[-100, 4, 0]])).logits.shape
+        torch.Size([1, 3, 5])
+    """
 
     encoder_class = PoNetModel
 
 
 class PoNetForQuestionAnswering(QuestionAnswering, PoNetPreTrainedModel):
-    """PoNet with scores for where an answer starts and ends."""
+    """PoNet with scores for where an answer starts and ends.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import PoNetConfig, PoNetForQuestionAnswering
+        >>> model = PoNetForQuestionAnswering(PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> outputs = model(input_ids=torch.tensor([[101, 2040, 102, 7592, 102]]))
+        >>> outputs.start_logits.shape, outputs.end_logits.shape
+        (torch.Size([1, 5]), torch.Size([1, 5]))
+    """
 
     encoder_class = PoNetModel
 
 
 class PoNetForMultipleChoice(MultipleChoice, PoNetPreTrainedModel):
-    """PoNet with one score for each choice, from the pooled first token."""
+    """PoNet with one score for each choice, from the pooled first token.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import PoNetConfig, PoNetForMultipleChoice
+        >>> model = PoNetForMultipleChoice(PoNetConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> choices = torch.tensor([[[101, 7592, 102], [101, 2088, 102]]])
+        >>> model(input_ids=choices, labels=torch.tensor([1])).logits.shape
+        torch.Size([1, 2])
+    """
 
     encoder_class = PoNetModel
 

@@ -88,7 +88,15 @@ class S3BertLayer(EncoderLayer):
 
 
 class S3BertPreTrainedModel(EncoderPreTrainedModel):
-    """What every S3BERT model shares: names, initial values, lengthening, and folding for inference."""
+    """What every S3BERT model shares: names, initial values, lengthening, and folding for inference.
+
+    Examples:
+        >>> from s3bert import S3BertConfig, S3BertModel, S3BertPreTrainedModel
+        >>> model = S3BertModel(S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> model.resize_position_embeddings(2048)
+        >>> isinstance(model, S3BertPreTrainedModel), model.config.max_position_embeddings
+        (True, 2048)
+    """
 
     config_class = S3BertConfig
     config: S3BertConfig
@@ -195,7 +203,15 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
 
 
 class S3BertModel(S3BertPreTrainedModel, EncoderModel):
-    """The encoder without a head."""
+    """The encoder without a head.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3BertConfig, S3BertModel
+        >>> model = S3BertModel(S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> model(input_ids=torch.tensor([[101, 7592, 102]])).last_hidden_state.shape
+        torch.Size([1, 3, 32])
+    """
 
     def __init__(self, config: S3BertConfig, add_pooling_layer: bool = True):
         layers = (S3BertLayer(config, index) for index in range(config.num_hidden_layers))
@@ -247,32 +263,77 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
 
 
 class S3BertForMaskedLM(MaskedLM, S3BertPreTrainedModel):
-    """S3BERT with BERT's masked-LM head."""
+    """S3BERT with BERT's masked-LM head.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3BertConfig, S3BertForMaskedLM
+        >>> model = S3BertForMaskedLM(S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> ids, labels = torch.tensor([[101, 103, 102]]), torch.tensor([[-100, 7592, -100]])
+        >>> model(input_ids=ids, labels=labels).logits.shape
+        torch.Size([1, 3, 30522])
+    """
 
     encoder_class = S3BertModel
     _tied_weights_keys = tied_decoder("s3bert")
 
 
 class S3BertForSequenceClassification(SequenceClassification, S3BertPreTrainedModel):
-    """S3BERT with a linear layer on the pooled first token: classification, or regression."""
+    """S3BERT with a linear layer on the pooled first token: classification, or regression.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3BertConfig, S3BertForSequenceClassification
+        >>> config = S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=3)
+        >>> model = S3BertForSequenceClassification(config)
+        >>> model(input_ids=torch.tensor([[101, 7592, 102]]), labels=torch.tensor([2])).logits.shape
+        torch.Size([1, 3])
+    """
 
     encoder_class = S3BertModel
 
 
 class S3BertForTokenClassification(TokenClassification, S3BertPreTrainedModel):
-    """S3BERT with a linear layer on every token."""
+    """S3BERT with a linear layer on every token.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3BertConfig, S3BertForTokenClassification
+        >>> config = S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=5)
+        >>> model = S3BertForTokenClassification(config)
+        >>> model(input_ids=torch.tensor([[101, 7592, 102]]), labels=torch.tensor([[-100, 4, 0]])).logits.shape
+        torch.Size([1, 3, 5])
+    """
 
     encoder_class = S3BertModel
 
 
 class S3BertForQuestionAnswering(QuestionAnswering, S3BertPreTrainedModel):
-    """S3BERT with scores for where an answer starts and ends."""
+    """S3BERT with scores for where an answer starts and ends.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3BertConfig, S3BertForQuestionAnswering
+        >>> model = S3BertForQuestionAnswering(S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> outputs = model(input_ids=torch.tensor([[101, 2040, 102, 7592, 102]]))
+        >>> outputs.start_logits.shape, outputs.end_logits.shape
+        (torch.Size([1, 5]), torch.Size([1, 5]))
+    """
 
     encoder_class = S3BertModel
 
 
 class S3BertForMultipleChoice(MultipleChoice, S3BertPreTrainedModel):
-    """S3BERT with one score for each choice, from the pooled first token."""
+    """S3BERT with one score for each choice, from the pooled first token.
+
+    Examples:
+        >>> import torch
+        >>> from s3bert import S3BertConfig, S3BertForMultipleChoice
+        >>> model = S3BertForMultipleChoice(S3BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2))
+        >>> choices = torch.tensor([[[101, 7592, 102], [101, 2088, 102]]])
+        >>> model(input_ids=choices, labels=torch.tensor([1])).logits.shape
+        torch.Size([1, 2])
+    """
 
     encoder_class = S3BertModel
 

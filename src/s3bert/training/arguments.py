@@ -18,6 +18,11 @@ class TrainingConfig:
 
     output_dir: str = option(help="folder of the run: log, checkpoints, and in the end the finished model")
     seed: int = option(help="seed of initial weights, data order, masking and dropout", default=42)
+    deterministic: bool = option(
+        help="the same bits from every run with the same seed on an accelerator too, where torch's fastest algorithms differ "
+        "in rounding; slower, and an operation that has no such algorithm is an error",
+        default=False,
+    )
     per_device_train_batch_size: int = option(help="sequences of a micro-batch on one process", default=8)
     per_device_eval_batch_size: int = option(help="sequences of an evaluation batch on one process", default=8)
     gradient_accumulation_steps: int = option(help="micro-batches of an optimiser step on one process", default=1)

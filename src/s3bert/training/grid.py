@@ -39,6 +39,7 @@ _FREE = {
     "save_total_limit",
     "report_to",
     "dataloader_num_workers",
+    "deterministic",
     "per_device_eval_batch_size",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",

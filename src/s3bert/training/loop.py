@@ -8,8 +8,9 @@ number of processes may change between two resumes.
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,27 @@ def train(
         FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
         OSError: a checkpoint could not be written; the earlier ones are whole.
     """
-    return _Run(model, batches, config, evaluate, tokenizer).train()
+    with deterministic_algorithms() if config.deterministic else contextlib.nullcontext():
+        return _Run(model, batches, config, evaluate, tokenizer).train()
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Within it torch takes only algorithms whose results have the same bits every time.
+
+    Raises:
+        RuntimeError: by torch, where an operation has none; its message names the operation.
+    """
+    cudnn, mode = torch.backends.cudnn, torch.get_deterministic_debug_mode()
+    before = cudnn.deterministic, cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, so it stays
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 class _Run:
