@@ -159,7 +159,7 @@ def test_a_configuration_takes_values_of_its_own_types_alone():
     assert (config.hidden_dropout_prob, config.num_segments, config.smoother_norm) == (0.0, 4, "layer")
     with pytest.raises(ValueError, match=r"hidden_size = 4.5: give a value of type int, as 768 is"):
         override_config(config, "hidden_size=4.5")
-    with pytest.raises(ValueError, match="s3bert has no 'hidden_sizes'. Did you mean hidden_size"):
+    with pytest.raises(ValueError, match=r"s3bert has no 'hidden_sizes'. Did you mean hidden_size"):
         override_config(config, "hidden_sizes=4")
 
 
