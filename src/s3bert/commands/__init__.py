@@ -40,18 +40,8 @@ COMMANDS = {
     "push": Command("push_to_hub"),
 }
 # What extras install; `pip install s3bert` alone brings none of it.
-_OPTIONAL = {
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "filelock",
-    "matplotlib",
-    "pandas",
-    "scipy",
-    "sklearn",
-    "tensorboard",
-}
-_OPTIONAL |= {"tokenizers", "tqdm", "yaml"}
+_OPTIONAL = {"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "pandas", "psutil", "scipy", "sklearn"}
+_OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
 
 
 def main(argv: list[str] | None = None) -> None:
