@@ -6,7 +6,16 @@ from typing import Literal
 
 import pytest
 
-from s3bert.arguments import RECIPES, find_recipe, named_settings, option, parse_arguments, save_arguments
+from s3bert import S3BertConfig
+from s3bert.arguments import (
+    RECIPES,
+    find_recipe,
+    named_settings,
+    option,
+    override_config,
+    parse_arguments,
+    save_arguments,
+)
 
 
 @dataclass
@@ -142,6 +151,16 @@ def test_settings_after_a_name_have_the_types_they_look_like(text, settings):
 def test_what_is_no_setting_is_named(text):
     with pytest.raises(ValueError, match="settings are name=value, with commas between them"):
         named_settings(text)
+
+
+def test_a_configuration_takes_values_of_its_own_types_alone():
+    config = S3BertConfig()
+    override_config(config, "hidden_dropout_prob=0,num_segments=4,smoother_norm=layer")
+    assert (config.hidden_dropout_prob, config.num_segments, config.smoother_norm) == (0.0, 4, "layer")
+    with pytest.raises(ValueError, match=r"hidden_size = 4.5: give a value of type int, as 768 is"):
+        override_config(config, "hidden_size=4.5")
+    with pytest.raises(ValueError, match=r"s3bert has no 'hidden_sizes'. Did you mean hidden_size"):
+        override_config(config, "hidden_sizes=4")
 
 
 def test_a_recipe_is_found_by_name_from_anywhere_and_a_file_comes_first(tmp_path, monkeypatch):

@@ -244,7 +244,7 @@ def _our_option(
     if ours in names:
         if not meant:
             return [(ours, values)]
-        return [(ours, [meant])] if not values or boolean(values[0]) else []
+        return [] if values and values[0].lower() in ("false", "no", "0") else [(ours, [meant])]
     if name in _INSTEAD:
         parser.error(f"{unknown}: {_INSTEAD[name]}.")
     if name.removeprefix("no_") in names:
@@ -252,28 +252,25 @@ def _our_option(
     parser.error(f"{unknown}.{close_match(name, names | {'config'})}")
 
 
-def settings(text: str) -> dict[str, Any]:
-    """`name=value,...` with values read as YAML: "bandwidth=5,kernels=[elu,tanh]"; 1e-5, which YAML takes for a word, is a number.
+def named_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME:setting=value,...` to the name and its settings, values read as YAML: "fmm:bandwidth=5,kernels=[elu,tanh]"; 1e-5,
+    which YAML takes for a word, is a number.
 
     Raises:
-        ValueError: these are no settings.
+        ValueError: what stands after the colon are no settings.
     """
+    name, _, settings = text.partition(":")
     try:
-        entries = yaml.safe_load("{" + text.replace("=", ": ") + "}")
+        entries = yaml.safe_load("{" + settings.replace("=", ": ") + "}")
     except yaml.YAMLError:
         entries = None
     if not isinstance(entries, dict) or None in entries.values():
         raise ValueError(f"{text!r}: settings are name=value, with commas between them.")
-    return {
-        key: float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d+)?[eE][-+]?\d+", value) else value
-        for key, value in entries.items()
-    }
+    return name, {key: _number(value) if isinstance(value, str) else value for key, value in entries.items()}
 
 
-def named_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME:setting=value,...` to the name and its settings."""
-    name, _, own = text.partition(":")
-    return name, settings(own)
+def _number(text: str) -> float | str:
+    return float(text) if re.fullmatch(r"[-+]?\d+(\.\d+)?[eE][-+]?\d+", text) else text
 
 
 def override_config(config: Any, text: str) -> None:
@@ -282,14 +279,15 @@ def override_config(config: Any, text: str) -> None:
     Raises:
         ValueError: it has no such field, or the value is of another type.
     """
-    for name, value in settings(text).items():
+    for name, value in named_settings(f"{config.model_type}:{text}")[1].items():
         if not hasattr(config, name):
-            raise ValueError(f"{config.model_type} has no {name!r}.{close_match(name, vars(config))}")
+            known = [field for field in vars(config) if not field.startswith("_")]
+            raise ValueError(f"{config.model_type} has no {name!r}.{close_match(name, known)}")
         before = getattr(config, name)
         if isinstance(before, float) and type(value) is int:
             value = float(value)
         if before is not None and type(value) is not type(before):
-            raise ValueError(f"{name} = {value}: {config.model_type} has a value like {before!r} there.")
+            raise ValueError(f"{name} = {value!r}: give a value of type {type(before).__name__}, as {before!r} is.")
         setattr(config, name, value)
 
 

@@ -25,6 +25,8 @@ from s3bert.commands import (
     run_glue,
     run_lra,
 )
+from s3bert.data.corpus import Corpus
+from s3bert.experiments.pretraining import build_model
 from s3bert.reports.repository import adopt_card
 from s3bert.training.checkpoints import all_checkpoints
 
@@ -71,6 +73,7 @@ def test_a_pretraining_run_leaves_a_complete_hub_repository(pretrained, corpus):
     card = ModelCard.load(pretrained / "README.md")
     (entry,) = [result for result in card.data.eval_results if result.metric_type == "loss"]
     assert entry.metric_value == results["eval_loss"]
+    assert "An S3BERT encoder of" in card.text
     assert (pretrained / "losses.png").read_bytes().startswith(b"\x89PNG")
 
     tokenizer = AutoTokenizer.from_pretrained(pretrained)
@@ -168,10 +171,20 @@ def test_any_masked_lm_model_trains_on_the_same_batches(model_type, corpus, pret
     assert (tmp_path / model_type / "losses.png").stat().st_size > 10_000
 
 
-def test_pretraining_goes_on_from_a_finished_model(corpus, pretrained, tmp_path):
+def test_a_recipes_model_is_found_from_anywhere(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = Corpus.open(corpus).tokenizer
+    for name in ("configs/model/s3bert-tiny.json", "model/s3bert-tiny"):
+        assert build_model(tokenizer, 32, config_name=name).config.model_type == "s3bert"
+
+
+def test_pretraining_goes_on_from_a_finished_model_and_says_what_to_do_next(corpus, pretrained, tmp_path, capsys):
     result = pretrain(corpus, tmp_path, "--model_name_or_path", str(pretrained), size="")
     first = json.loads((pretrained / "all_results.json").read_text())["eval_loss"]
     assert result.metrics["loss"] < first
+    told = capsys.readouterr().out
+    assert f"losses.png are in {tmp_path}. Next:" in told
+    assert f"s3bert push --folder {tmp_path} --dry_run" in told
 
 
 def test_a_streamed_corpus_trains_and_resumes_to_the_last_digit(tmp_path):

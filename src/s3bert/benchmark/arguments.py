@@ -56,7 +56,7 @@ class BenchmarkConfig:
     profile: bool = option(
         help="write profile-<model>.md: where the time of a step goes, at the first length", default=False
     )
-    memory: bool = option(help="measure peak memory too, each figure in a process of its own", default=True)
+    memory: bool = option(help="measure peak memory too, each in a process of its own", default=True)
     seed: int = option(help="of weights, batches and the order of the models", default=0)
     output_dir: str = option(help="folder of the results; a run goes on from what is there", default="runs/benchmark")
 

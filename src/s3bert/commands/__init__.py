@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
-from huggingface_hub.errors import StrictDataclassError
-
 from s3bert.arguments import close_match
 from s3bert.training.arguments import DIVERGED
 from s3bert.version import __version__
@@ -42,18 +40,8 @@ COMMANDS = {
     "push": Command("push_to_hub"),
 }
 # What extras install; `pip install s3bert` alone brings none of it.
-_OPTIONAL = {
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "filelock",
-    "matplotlib",
-    "pandas",
-    "scipy",
-    "sklearn",
-    "tensorboard",
-}
-_OPTIONAL |= {"tokenizers", "tqdm", "yaml"}
+_OPTIONAL = {"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "pandas", "psutil", "scipy", "sklearn"}
+_OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -98,8 +86,6 @@ def errors_in_a_line(name: str) -> Iterator[None]:
     except FloatingPointError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(DIVERGED)
-    except StrictDataclassError as error:  # of a configuration: the cause says which value, and what is allowed
-        sys.exit(f"error: {error.__cause__ or error}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -107,6 +93,12 @@ def errors_in_a_line(name: str) -> Iterator[None]:
             "interrupted; what was saved is kept, and the same call goes on from there, with "
             "--resume_from_checkpoint latest where a command has that argument"
         )
+    except Exception as error:
+        from huggingface_hub.errors import StrictDataclassError  # not at the top: it imports an HTTP client
+
+        if not isinstance(error, StrictDataclassError):
+            raise
+        sys.exit(f"error: {error.__cause__ or error}")  # the cause says which value, and what is allowed
 
 
 def _module(name: str):

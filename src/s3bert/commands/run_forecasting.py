@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     strict = [text for text in trained if named_settings(text)[0] in ("patchtst", "dlinear")]
     if strict and np.isnan(series.values).any():
         raise ValueError(
-            f"{dataset.file} has empty cells, and {strict[0]} takes none: copy the file anew, whose release has none, or leave out "
+            f"{dataset.file} has empty cells, and {strict[0]} takes none: take the released file, which has none, or leave out "
             f"{', '.join(strict)}."
         )
     data = {"dataset": arguments.dataset_name, "checksum": zlib.crc32(series.values.tobytes())}

@@ -158,7 +158,7 @@ def publish(
     }
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
-    figures = [
+    metrics = [
         Metric("fill-mask", "validation", name, result.metrics[name], corpus_name(corpus))
         for name in ("loss", "perplexity", "accuracy")
         if name in result.metrics
@@ -183,7 +183,7 @@ def publish(
         folder.name,
         model.config.model_type,
         summary,
-        figures,
+        metrics,
         facts,
         command,
         plot="losses.png",

@@ -180,7 +180,7 @@ def _check_same(folder: Path, made_with: dict[str, Any]) -> None:
         if before.get(name) != made_with.get(name):
             raise ValueError(
                 f"{folder} was made with {name} = {before.get(name)}, now it is {made_with.get(name)}. Use another "
-                "--output_dir, or remove that folder to train the trial anew."
+                "--output_dir, or remove that folder to train the trial again."
             )
 
 
@@ -231,7 +231,7 @@ def with_test_metrics(
 def publish_model(trial_folder: Path, output_dir: Path) -> None:
     """Copies the model of a trial (weights, configuration, tokenizer, modelling code) to the grid's folder, each file whole."""
     if not list(trial_folder.glob("model*.safetensors")):
-        raise FileNotFoundError(f"{trial_folder} has no weights any more: remove the folder to train the trial anew.")
+        raise FileNotFoundError(f"{trial_folder} has no weights any more: remove the folder to train the trial again.")
     publish(trial_folder, output_dir, left_out={_TRIAL, _RESULTS, "log.jsonl"})
 
 

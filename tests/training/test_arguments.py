@@ -1,0 +1,24 @@
+"""How long a run trains and warms up."""
+
+import pytest
+
+from s3bert.training.arguments import TrainingConfig
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (20, 20), (20.0, 20), (0.1, 25)])
+def test_a_warm_up_is_a_number_of_steps_or_a_share_of_all(warmup, steps):
+    assert TrainingConfig("x", num_warmup_steps=warmup).warmup_steps(250) == steps
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_warmup_steps": -1}, "num_warmup_steps = -1: give a whole number of steps, or a share"),
+        ({"num_warmup_steps": 2.5}, "num_warmup_steps = 2.5: give a whole number"),
+        ({"max_train_steps": -1}, "max_train_steps = -1: must be at least 1; leave it out"),
+        ({"logging_steps": 0}, "logging_steps = 0: must be at least 1"),
+    ],
+)
+def test_lengths_that_cannot_be_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig("x", **fields)
