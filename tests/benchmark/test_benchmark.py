@@ -135,7 +135,7 @@ def test_the_report_tells_medians_quartiles_and_ratios_of_rounds():
     assert "| s3bert | 3,072 | - |" in text
     assert "| s3bert | 5 | - |" in text
     assert "| s3bert | 2 | 1 | 3.22 | - |" in text
-    assert "- longformer, no figure at 512: too short." in text
+    assert "- longformer, not measured at 512: too short." in text
 
 
 def test_steps_are_timed_in_turn_for_as_long_as_asked():

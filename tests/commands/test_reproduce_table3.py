@@ -16,7 +16,8 @@ from huggingface_hub import ModelCard
 
 from s3bert.arguments import parse_arguments
 from s3bert.commands import reproduce_table3
-from s3bert.reports.table3 import PUBLISHED, average_name, markdown, plot_scores, verdict
+from s3bert.reports.published import GLUE_SCORES
+from s3bert.reports.table3 import average_name, markdown, plot_comparison, verdict
 from s3bert.tasks.glue import TABLE_3
 
 
@@ -54,32 +55,34 @@ def comparison(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_comparison_leaves_results_that_name_their_files_tables_and_plots(comparison):
+def test_a_comparison_leaves_results_that_hold_their_jobs_tables_and_a_plot(comparison):
     results = json.loads((comparison / "report" / "results.json").read_text())
     assert list(results["models"]) == ["bert", "s3bert"]
     for model, entry in results["models"].items():
-        run_file = json.loads((comparison / "report" / entry["file"]).read_text())
-        assert entry["eval_loss"] == run_file["eval_loss"]
-        assert entry["tokens"] == run_file["train_tokens"] == 4096
-        assert entry["machine"] == run_file["machine"]
-        log = (comparison / "report" / entry["log"]).read_text().splitlines()
-        assert json.loads(log[-1])["eval_loss"] == entry["eval_loss"], "the curve's last point"
+        job = results["jobs"][entry["job"]]
+        assert entry["eval_loss"] == job["eval_loss"]
+        assert entry["tokens"] == job["train_tokens"] == 4096
+        assert entry["machine"] == job["machine"]
+        assert job["log"][-1]["eval_loss"] == entry["eval_loss"], "the curve's last point"
+        assert job == json.loads((comparison / "pretrained" / model / "all_results.json").read_text()) | {
+            "log": job["log"]
+        }
         scores = results["tasks"]["synthetic_acceptability"]["models"][model]
-        assert scores["seeds"] == [json.loads((comparison / "report" / scores["file"]).read_text())["score_mean"]]
+        assert scores["seeds"] == [results["jobs"][scores["job"]]["score_mean"]]
     text = (comparison / "report" / "results.md").read_text()
     assert "bert and s3bert differ by" in text
     assert "no verdict" in text
     assert "it has not left its first plateau" in text
-    assert ", the paper's" not in text, "other tasks than the paper's stand beside nothing of the paper's"
-    for plot in ("glue.png", "pretraining.png"):
-        assert (comparison / "report" / plot).read_bytes().startswith(b"\x89PNG")
+    assert "the paper's" not in text, "the paper has none of these tasks"
+    assert (comparison / "report" / "results.png").read_bytes().startswith(b"\x89PNG")
     card = ModelCard.load(comparison / "report" / "s3bert.md")
     figures = {(found.dataset_name, found.metric_type): found.metric_value for found in card.data.eval_results}
     assert figures["synthetic", "loss"] == results["models"]["s3bert"]["eval_loss"]
     (name,) = (name for name, metric in figures if metric == "matthews_correlation")
     assert name.startswith("synthetic_acceptability"), "made up here, and no part of GLUE"
     assert figures[name, "matthews_correlation"] == pytest.approx(scores["seeds"][0])
-    assert "it has not left its first plateau" in card.text
+    assert "`results.md`" in card.text
+    assert "| bert |" not in card.text, "another model's numbers"
 
 
 def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch):
@@ -196,34 +199,43 @@ def made_up(seeds: int, tasks: tuple[str, ...] = TABLE_3) -> dict:
         "tokens": 1,
         "train_flops_per_token": 1,
         "seconds": 1,
+        "job": "pretrained",
     }
-    models = {model: entry | {"eval_loss": 3.0, "unigram_entropy": 7.0} for model in PUBLISHED}
+    models = {model: entry | {"eval_loss": 3.0, "unigram_entropy": 7.0} for model in GLUE_SCORES}
     scores = {
         task: {
             "not_the_official_data": [],
             "models": {
                 model: {"seeds": [(paper[task] + seed - (seeds - 1) / 2) / 100 for seed in range(seeds)]}
-                for model, paper in PUBLISHED.items()
+                for model, paper in GLUE_SCORES.items()
             },
         }
         for task in tasks
     }
-    return {"title": "t", "budget": "b", "command": "c", "models": models, "tasks": scores, "verdicts": []}
+    return {
+        "title": "t",
+        "budget": "b",
+        "command": "c",
+        "models": models,
+        "tasks": scores,
+        "verdicts": [],
+        "jobs": {"pretrained": {}},
+    }
 
 
 def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
     """95.8% of BERT, 4.8% over FNet, 0.3% over PoNet, by the table's own figures."""
     text = markdown(made_up(1))
-    assert "| s3bert, measured | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
-    assert "| s3bert, the paper's | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in text
-    for whose in ("measured", "the paper's"):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| s3bert, {whose}, % of BERT")]
+    measured, _, paper = text.partition("## GLUE, the paper's")
+    for part in (measured, paper):
+        assert "| s3bert | 76.86 | 87.67 | 84.12 | 90.14 | 46.72 | 84.87 | 81.84 | 63.87 | 77.01 |" in part
+        (line,) = [line for line in part.splitlines() if line.startswith("| s3bert, % of BERT")]
         assert line.endswith("| 95.8 |")
-    averages = {model: sum(scores.values()) / 8 for model, scores in PUBLISHED.items()}
+    averages = {model: sum(scores.values()) / 8 for model, scores in GLUE_SCORES.items()}
     assert round(averages["s3bert"] / averages["fnet"], 3) == 1.048
     assert round(averages["s3bert"] / averages["ponet"], 3) == 1.003
     assert "± 1.00" in markdown(made_up(3))
-    plot_scores(tmp_path / "scores.png", made_up(3))
+    plot_comparison(tmp_path / "scores.png", {"t": made_up(3)})
     assert (tmp_path / "scores.png").stat().st_size > 10_000
 
 

@@ -115,8 +115,8 @@ def test_files_in_the_layout_of_electricity_and_traffic_are_read(tmp_path, name,
     assert results["dlinear"]["eval_test_mse"] > 0
 
 
-def test_the_papers_rows_stand_beside_the_benchmarks_horizons(data, tmp_path):
-    run(data, tmp_path, "--horizons", "24", "--model", "last")
+def test_the_papers_rows_stand_beside_the_benchmarks_context_and_horizons(data, tmp_path):
+    run(data, tmp_path, "--horizons", "24", "--model", "last", "--context_length", "36")
     assert "| S3Attention, the paper's | 2.431 / 0.997 |" in (tmp_path / "results.md").read_text()
 
 

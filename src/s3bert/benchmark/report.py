@@ -1,5 +1,6 @@
 """The tables and the plot of a benchmark's `results.json`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from s3bert.files import table
 from s3bert.plots import save, subplots
 
-from .encoders import BASELINES
 from .results import Record
 
 
@@ -42,24 +42,47 @@ def seconds_per_token(record: Record) -> float:
 
 def speed_report(results: Record) -> str:
     """Markdown: conditions, then for each mode tokens/s, ratios to the baseline, memory, and the paper's Table 4 layout."""
-    sections = [f"# Speed and peak memory of encoders\n\n{_conditions(results)}"]
-    for mode in dict.fromkeys(record["mode"] for record in results["speed"]):
-        sections.append(_mode_section(mode, results))
-    notes = [
-        f"- {model}: {BASELINES[model].note}."
-        for model in dict.fromkeys(record["model"] for record in results["speed"] if "seconds" in record)
-        if BASELINES[model].note
+    return "\n\n".join(["# Speed and peak memory of encoders", *_sections(results, "##")]) + "\n"
+
+
+def speed_sections(runs: Mapping[str, Record]) -> list[str]:
+    """A section for each benchmark, by name."""
+    return [part for name, results in runs.items() for part in (f"## {name}", *_sections(results, "###"))]
+
+
+def speed_headline(runs: Mapping[str, Record]) -> tuple[str, str]:
+    """The width, mode and longest length of the first benchmark, and what S3 or S3BERT runs at, relative to the baseline."""
+    results = next(iter(runs.values()))
+    settings, threads = results["settings"], results["machine"]["num_threads"]
+    timed = [record for record in results["speed"] if "relative" in record]
+    length = max(record["length"] for record in timed)
+    setting = (
+        f"width {settings['hidden_size']}, {settings['num_hidden_layers']} layers, {threads} thread{'s' * (threads > 1)}, "
+        f"{length:,} tokens"
+    )
+    found = [
+        f"{record['mode'].replace('_', ' ')} {_relative(record)}"
+        for record in timed
+        if record["length"] == length and record["model"] in ("s3bert", "lra-s3")
     ]
+    return setting, f"S3's speed relative to {settings['baseline']} (quartiles): {', '.join(found)}"
+
+
+def _sections(results: Record, level: str) -> list[str]:
+    sections = [_conditions(results)]
+    for mode in dict.fromkeys(record["mode"] for record in results["speed"]):
+        sections += _mode_sections(mode, results, level)
+    notes = [f"- {model}: {note}." for model, note in results.get("notes", {}).items()]
     reasons = {}
     for record in results["speed"] + results["memory"]:
         if "empty" in record:
             lengths = reasons.setdefault((record["model"], record["empty"]), [])
             lengths += [record["length"]] if record["length"] not in lengths else []
     notes += [
-        f"- {model}, no figure at {', '.join(map(str, lengths))}: {reason}."
+        f"- {model}, not measured at {', '.join(map(str, lengths))}: {reason}."
         for (model, reason), lengths in reasons.items()
     ]
-    return "\n\n".join(sections + (["## Notes\n\n" + "\n".join(notes)] if notes else [])) + "\n"
+    return sections + ([f"{level} Notes", "\n".join(notes)] if notes else [])
 
 
 def _conditions(results: Record) -> str:
@@ -89,13 +112,13 @@ def _conditions(results: Record) -> str:
         lines.append("Under glibc freed memory is kept for the next allocation while speed is measured.")
     if measured:
         lines.append(
-            "Memory: the peak of one step above the built model, each figure in a fresh process after a first step, so "
+            "Memory: the peak of one step above the built model, each in a fresh process after a first step, so "
             f"without kernels, their scratch memory and AdamW's state ({'; '.join(sorted(measured))})."
         )
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _mode_section(mode: str, results: Record) -> str:
+def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
     speed = {(r["model"], r["length"]): r for r in results["speed"] if r["mode"] == mode and "seconds" in r}
     memory = {(r["model"], r["length"]): r for r in results["memory"] if r["mode"] == mode and "peak_bytes" in r}
     models = list(dict.fromkeys(r["model"] for r in results["speed"] if (r["model"], r["length"]) in speed))
@@ -103,7 +126,7 @@ def _mode_section(mode: str, results: Record) -> str:
 
     def part(title: str, columns: list[str], rows: dict[str, list[str]]) -> str:
         lines = [[model, *row] for model, row in rows.items()]
-        return f"### {title}\n\n{table(['model', *columns], lines)}"
+        return f"{level}# {title}\n\n{table(['model', *columns], lines)}"
 
     def cells(source: dict, model: str, text) -> list[str]:
         return [text(source[model, length]) if (model, length) in source else _NONE for length in lengths]
@@ -135,7 +158,7 @@ def _mode_section(mode: str, results: Record) -> str:
         columns += [f"GB {length}" for length in lengths]
         steps = {m: row + cells(memory, m, lambda r: f"{r['peak_bytes'] / 1e9:.3g}") for m, row in steps.items()}
     parts.append(part("Steps per second and peak memory (the layout of the paper's Table 4)", columns, steps))
-    return "\n\n".join([f"## {mode.replace('_', ' ').capitalize()}", *parts])
+    return [f"{level} {mode.replace('_', ' ').capitalize()}", *parts]
 
 
 def _tokens_per_second(record: Record) -> str:
@@ -150,23 +173,25 @@ def _relative(record: Record) -> str:
     return f"{median:.2f} ({first:.2f}-{third:.2f})"
 
 
-def plot_speeds(file: Path, results: Record) -> None:
-    """Draws tokens/s and peak memory against length, a row of panels for each mode and a line for each model."""
-    modes = list(dict.fromkeys(record["mode"] for record in results["speed"]))
-    drawn = {
-        "tokens/s": [(r, 1 / seconds_per_token(r)) for r in results["speed"] if "seconds" in r],
-        "peak memory of a step (MiB)": [(r, r["peak_bytes"] / 2**20) for r in results["memory"] if "peak_bytes" in r],
-    }
-    drawn = {label: points for label, points in drawn.items() if points}
-    models = list(dict.fromkeys(r["model"] for points in drawn.values() for r, _ in points))
-    size = (6.5 * len(drawn) + 2, 4.2 * len(modes))
-    figure, panels = subplots(len(modes), len(drawn), figsize=size, squeeze=False)
-    for mode, row in zip(modes, panels, strict=True):
-        for (label, points), axes in zip(drawn.items(), row, strict=True):
+def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
+    """Draws tokens/s and peak memory against length, a row of panels for each benchmark and mode and a line for each model."""
+    modes = [
+        (results, mode) for results in runs.values() for mode in dict.fromkeys(r["mode"] for r in results["speed"])
+    ]
+    measures = {"tokens/s": ("speed", lambda r: 1 / seconds_per_token(r) if "seconds" in r else None)}
+    if any("peak_bytes" in record for results in runs.values() for record in results["memory"]):
+        label = "peak memory of a step (MiB)"
+        measures[label] = ("memory", lambda r: r["peak_bytes"] / 2**20 if "peak_bytes" in r else None)
+    models = list(dict.fromkeys(record["model"] for results in runs.values() for record in results["speed"]))
+    size = (6.5 * len(measures) + 2, 4.2 * len(modes))
+    figure, panels = subplots(len(modes), len(measures), figsize=size, squeeze=False)
+    for (results, mode), row in zip(modes, panels, strict=True):
+        for (label, (part, value)), axes in zip(measures.items(), row, strict=True):
+            points = [(r, value(r)) for r in results[part] if r["mode"] == mode and value(r) is not None]
             for model in models:
-                line = sorted((r["length"], y) for r, y in points if (r["model"], r["mode"]) == (model, mode))
+                line = sorted((r["length"], y) for r, y in points if r["model"] == model)
                 axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
-            lengths = sorted({r["length"] for r, _ in points if r["mode"] == mode})
+            lengths = sorted({r["length"] for r, _ in points})
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -179,7 +204,7 @@ def plot_speeds(file: Path, results: Record) -> None:
     for axes in panels.flat:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
-    save(figure, file)
+    save(figure, file, dpi=110)
 
 
 def _line_style(model: str, models: list[str]) -> dict:

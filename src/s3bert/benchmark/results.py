@@ -28,7 +28,7 @@ class SpeedResults:
 
     def __init__(self, file: Path, settings: Record, device: str):
         self.file = file
-        self.content = {"settings": settings, "machine": machine(device), "speed": [], "memory": []}
+        self.content = {"settings": settings, "machine": machine(device), "notes": {}, "speed": [], "memory": []}
         if file.exists():
             old = json.loads(file.read_text(encoding="utf-8"))
             differences = [
@@ -39,10 +39,10 @@ class SpeedResults:
             ]
             if differences:
                 raise ValueError(
-                    f"{file} has figures of another benchmark: {'; '.join(differences)}. Call with the same settings to "
+                    f"{file} has measurements of another benchmark: {'; '.join(differences)}. Call with the same settings to "
                     "add to it, or choose another --output_dir."
                 )
-            self.content = old
+            self.content |= old
 
     def find(self, part: Literal["speed", "memory"], model: str, length: int, mode: str) -> Record | None:
         """The record of a measurement, None where it is missing."""

@@ -99,6 +99,7 @@ def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
     keep_freed_memory()
     settings = {name: value for name, value in (asdict(size) | asdict(config)).items() if name not in _FREE}
     results = SpeedResults(Path(config.output_dir) / "results.json", settings, config.device)
+    results.content["notes"] |= {model: note for model in config.models if (note := BASELINES[model].note)}
     groups = [
         [Measurement(model, length, mode, size, config) for model in dict.fromkeys(config.models)]
         for length in config.lengths

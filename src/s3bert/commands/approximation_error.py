@@ -10,7 +10,7 @@ The output folder gets `all_results.json`, `results.md` and `errors.png`.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from s3bert.arguments import option, parse_arguments, save_arguments
@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
     (arguments,) = parse_arguments((ErrorArguments,), argv, __doc__)
     from tqdm.auto import tqdm
 
-    from s3bert.analysis.approximation import error_table, plot_errors, relative_error
+    from s3bert.analysis.approximation import relative_error
+    from s3bert.reports.approximation import error_table, plot_approximation
 
     measured = [(name, n, d) for name in arguments.mixers for n in arguments.lengths for d in arguments.sizes if d <= n]
     errors: dict[str, list[dict]] = {name: [] for name in arguments.mixers}
@@ -69,8 +70,8 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
     )
     text = error_table(errors)
     write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{text}\n")
-    plot_errors(folder / "errors.png", errors)
-    content = {"title": title, "description": description, **asdict(arguments), "errors": errors}
+    content = {"title": title, "description": description, "errors": errors}
+    plot_approximation(folder / "errors.png", {title: content})
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
     print(text)
     print(f"\nTable, numbers and plot are in {folder}.")

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     save_arguments(folder / "arguments.yaml", size, config)
     report = speed_report(results)
     write_text(folder / "results.md", report)
-    plot_speeds(folder / "speed.png", results)
+    plot_speeds(folder / "speed.png", {folder.name: results})
     print(f"\n{report}")
     for name in config.models if config.profile else []:
         try:

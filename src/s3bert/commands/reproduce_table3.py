@@ -6,9 +6,8 @@
 Every model reads the same packed corpus in the same batches with the same mask draws at every step, and the same GLUE
 batches. Each run is a job, `s3bert pretrain` or `s3bert glue` in a folder of its own under the output folder.
 A finished job is never run again, and one that was cut off goes on from its checkpoint: give the same command again.
-Whenever a job ends the output folder's `report/` is written again: `results.json`, `results.md` (measured, the paper's, and
-both as percentages of BERT), `glue.png`, `pretraining.png`, a model card for each model, and in `runs/` the jobs' own files,
-which every number comes from.
+Whenever a job ends the output folder's `report/` is written again: `results.json` (with what each job wrote, which every number comes
+from), `results.md` (measured, the paper's, and both as percentages of BERT), `results.png`, and a model card for each model.
 
 A model is a name as in `configs/model/NAME-SIZE.json`, with changes to that configuration if need be, as in
 `s3bert:num_segments=4,smoother_norm=layer`: an ablation is one more entry.

@@ -76,18 +76,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         own_grid = replace(grid, output_dir=str(top / file_name(mixer)))
         results[mixer] = grid_results(run_mixer(mixer, config, *words, arguments.num_eval_batches, own_grid))
         if process_state().is_main_process:
-            write_report(
-                top,
-                f"copying words of {arguments.length // 4} to {arguments.length // 2 - 1} symbols",
-                f"Sequences of up to {arguments.length} tokens, {arguments.num_symbols} symbols, causal mixers; "
+            content = {
+                "title": f"copying words of {arguments.length // 4} to {arguments.length // 2 - 1} symbols",
+                "description": f"Sequences of up to {arguments.length} tokens, {arguments.num_symbols} symbols, causal mixers; "
                 f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}. Accuracies are those of a word's symbols.",
-                results,
-                {
-                    "length": arguments.length,
-                    "num_symbols": arguments.num_symbols,
-                    "complete": len(results) == len(arguments.mixer),
-                },
-            )
+                "length": arguments.length,
+                "num_symbols": arguments.num_symbols,
+                "complete": len(results) == len(arguments.mixer),
+                "variants": results,
+            }
+            write_report(top, content)
             save_arguments(top / "arguments.yaml", arguments, grid)
     return read_report(top)
 

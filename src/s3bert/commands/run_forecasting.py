@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     import numpy as np
 
     from s3bert.experiments.forecasting import NAIVE, TRAINED, build_forecaster, drawn_window, example, run_model
-    from s3bert.reports.forecasting import chosen, forecast_page, plot_forecasts
+    from s3bert.reports.forecasting import best_variants, forecast_page, plot_forecasts
     from s3bert.tasks.forecasting import FORECAST_DATASETS, naive_errors, split_windows
     from s3bert.tasks.series import read_series
     from s3bert.training.grid import read_report
@@ -124,11 +124,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 results[horizon][text], folder = run_model(text, splits, own_grid, data)
             examples[horizon][text] = example(text, folder, splits["test"], dataset.period)
             if process_state().is_main_process:
-                write_text(top / "results.md", forecast_page(arguments.dataset_name, dataset.horizons, results))
+                write_text(top / "results.md", forecast_page(arguments.dataset_name, context_length, results))
                 title = f"{arguments.dataset_name}, {series.names[-1]}"
                 lines = {
                     steps: {name: found[name] for name in ("past", "truth")}
-                    | {name: found[model] for name, model in chosen(results[steps]).items()}
+                    | {name: found[model] for name, model in best_variants(results[steps]).items()}
                     for steps, found in examples.items()
                 }
                 plot_forecasts(top / "forecasts.png", title, lines)

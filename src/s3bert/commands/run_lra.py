@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from s3bert.arguments import close_match, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.files import file_name
-from s3bert.reports.published import published_accuracy, published_change, published_incoherence, published_under_noise
 from s3bert.training.arguments import GridConfig
 
 
@@ -146,16 +145,6 @@ class LraArguments:
             return "parts"
         return self.vary or ("noise" if self.noise else "incoherence" if self.incoherence else "mixers")
 
-    def published(self, variant: Variant) -> str:
-        """What the papers give for a variant; nothing where none of them does."""
-        if self.comparison == "parts":
-            return published_change(self.task_name, variant.label, named_settings(self.mixer[0])[1])
-        if self.comparison == "noise":
-            return published_under_noise(self.task_name, variant.mixer, variant.settings, variant.noise)
-        return (
-            published_accuracy(self.task_name, variant.mixer, variant.settings) if self.comparison == "mixers" else ""
-        )
-
     @property
     def encoder(self) -> dict[str, Any]:
         """Sizes and dropout of the encoder, by the names of its configuration."""
@@ -214,30 +203,26 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         folder = top / file_name(variant.label)
         how = options | {"noise": variant.noise}
         trials = run_variant(arguments.task_name, config, splits, replace(grid, output_dir=str(folder)), **how)
-        results[variant.label] = grid_results(trials)
+        what = {"mixer": variant.mixer, "mixer_settings": variant.settings, "noise": variant.noise}
+        results[variant.label] = what | grid_results(trials)
         if epochs := arguments.self_pretrain_epochs:
             own_grid = replace(grid, output_dir=str(folder / "after-self-pretraining"))
             trials = run_variant(arguments.task_name, config, splits, own_grid, pretrain_epochs=epochs, **how)
             results[variant.label]["self_pretrained"] = grid_results(trials)
         if process_state().is_main_process:
-            facts = {"task": arguments.task_name, "comparison": arguments.comparison}
-            facts["complete"] = len(results) == len(variants)
-            facts |= {"length": length, "rows": {name: len(examples) for name, examples in splits.items()}}
-            write_report(
-                top,
-                f"{arguments.task_name}: {arguments.comparison}",
-                f"Sequences of up to {length:,} tokens; {', '.join(f'{n:,} for {s}' for s, n in facts['rows'].items())}. "
+            rows = {name: len(examples) for name, examples in splits.items()}
+            content = {
+                "title": f"{arguments.task_name}: {arguments.comparison}",
+                "description": f"Sequences of up to {length:,} tokens; {', '.join(f'{n:,} for {s}' for s, n in rows.items())}. "
                 f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}.",
-                results,
-                facts,
-                against="whole" if arguments.ablate else None,
-                published={each.label: text for each in variants if (text := arguments.published(each))},
-                published_measures={
-                    each.label: published_incoherence(arguments.task_name, each.settings)
-                    for each in variants
-                    if each.mixer == "s3" and not each.noise
-                },
-            )
+                "task": arguments.task_name,
+                "comparison": arguments.comparison,
+                "complete": len(results) == len(variants),
+                "length": length,
+                "rows": rows,
+                "variants": results,
+            }
+            write_report(top, content)
             save_arguments(top / "arguments.yaml", arguments, grid)
     return read_report(top)
 

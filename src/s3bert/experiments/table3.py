@@ -12,7 +12,7 @@ import yaml
 
 from s3bert.arguments import save_arguments
 from s3bert.files import file_name, write_text
-from s3bert.reports.table3 import markdown, plot_pretraining, plot_scores, seed_scores, verdicts, write_cards
+from s3bert.reports.table3 import markdown, plot_comparison, seed_scores, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
 from s3bert.training.arguments import DIVERGED
 from s3bert.training.job_progress import JobProgress
@@ -139,13 +139,13 @@ class Comparison:
         return self.budget.steps(60 * self.budget.minutes * speed)
 
     def search(self, model: str) -> list[dict[str, Any]]:
-        """Each setting tried, its held-out loss and the file that says so; None for both where it diverged."""
+        """Each setting tried, its held-out loss and the job that says so; None for both where it diverged."""
         found = []
         for rate, warmup in self.budget.settings if len(self.budget.settings) > 1 else ():
             folder = self._folder("search", model, (rate, warmup))
             loss = _result(folder).get("eval_loss")
-            file = None if loss is None else _copied(folder)
-            found.append({"learning_rate": rate, "warmup_share": warmup, "eval_loss": loss, "file": file})
+            job = None if loss is None else _job_name(folder)
+            found.append({"learning_rate": rate, "warmup_share": warmup, "eval_loss": loss, "job": job})
         return found
 
     def best(self, model: str) -> Setting:
@@ -166,7 +166,7 @@ class Comparison:
         return best["learning_rate"], best["warmup_share"]
 
     def results(self) -> dict[str, Any]:
-        """Everything that finished jobs have written, each part with the file of `report/` it comes from."""
+        """Everything that finished jobs have written, each part with its job's name; under `jobs` their own results and logs."""
         models, tasks = {}, {}
         kept = ("corpus", "parameters", "train_flops_per_token", "eval_loss", "unigram_entropy", "machine")
         for model in self.budget.models:
@@ -181,8 +181,7 @@ class Comparison:
                 "steps": run["train_steps"],
                 "tokens": run["train_tokens"],
                 "seconds": run["train_runtime"],
-                "file": _copied(folder),
-                "log": _copied(folder, "log.jsonl"),
+                "job": _job_name(folder),
             } | {name: run[name] for name in kept}
         for model in models:
             folder = self._folder("glue", model)
@@ -190,7 +189,7 @@ class Comparison:
             by_task = found.get("tasks", {found["task"]: found} if "task" in found else {})
             for task, scores in by_task.items():
                 entry = tasks.setdefault(task, {"not_the_official_data": scores["not_the_official_data"], "models": {}})
-                entry["models"][model] = seed_scores(scores) | {"file": _copied(folder)}
+                entry["models"][model] = seed_scores(scores) | {"job": _job_name(folder)}
         complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(self.budget.models)}
         results = {
             "title": "Table 3 under one budget",
@@ -201,25 +200,22 @@ class Comparison:
             "tasks": {task: complete[task] for task in TABLE_3 if task in complete}
             | {task: entry for task, entry in complete.items() if task not in TABLE_3},
         }
-        return results | {"verdicts": verdicts(results)}
+        jobs = {}
+        for folder in self._reported_folders(models):
+            if found := _result(folder):
+                log = read_log(folder / "log.jsonl")
+                jobs[_job_name(folder)] = found | ({"log": log} if log else {})
+        return results | {"verdicts": verdicts(results), "jobs": jobs}
 
     def report(self) -> dict[str, Any]:
         """Writes results, tables, plots and cards of what is finished; returns the results."""
         results = self.results()
         if not results["models"]:
             return results
-        for folder in self._reported_folders(results["models"]):
-            for name in (_RESULT, "log.jsonl"):
-                if (file := folder / name).exists():
-                    write_text(self.reported / _copied(folder, name), file.read_text(encoding="utf-8"))
         write_text(self.reported / "results.json", json.dumps(results, indent=1) + "\n")
         write_text(self.reported / "results.md", markdown(results))
         write_cards(self.reported, results)
-        runs = {model: read_log(self._folder("pretrained", model) / "log.jsonl") for model in results["models"]}
-        unigram = next(iter(results["models"].values()))["unigram_entropy"]
-        plot_pretraining(self.reported / "pretraining.png", runs, unigram, results["title"])
-        if results["tasks"]:
-            plot_scores(self.reported / "glue.png", results)
+        plot_comparison(self.reported / "results.png", {results["title"]: results})
         return results
 
     def _folder(self, kind: str, model: str, setting: Setting | None = None) -> Path:
@@ -262,9 +258,9 @@ class Comparison:
             run_jobs(jobs, at_once, {"OMP_NUM_THREADS": str(threads)}, watch)
 
 
-def _copied(folder: Path, name: str = _RESULT) -> str:
-    """A job's own file in the report."""
-    return f"runs/{folder.parent.name}-{folder.name}.{name.removeprefix('all_results.')}"
+def _job_name(folder: Path) -> str:
+    """What a job is called in the report."""
+    return f"{folder.parent.name}-{folder.name}"
 
 
 def _result(folder: Path) -> dict[str, Any]:

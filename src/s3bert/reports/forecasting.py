@@ -11,76 +11,79 @@ from s3bert.arguments import named_settings
 from s3bert.files import table
 from s3bert.plots import save, subplots
 
-
-# Wang et al., Table 2: (MSE, MAE) at the four horizons. The journal prints "ETTh2" over the first; its lengths and the
-# preprint say ETTm2. ILI is read with a context of 36 there, 60 in the preprint.
-PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
-    "S3Attention, the paper's": {
-        "ettm2": ((0.192, 0.283), (0.255, 0.324), (0.324, 0.364), (0.431, 0.433)),
-        "electricity": ((0.218, 0.332), (0.259, 0.361), (0.267, 0.367), (0.293, 0.385)),
-        "exchange": ((0.086, 0.204), (0.188, 0.292), (0.356, 0.433), (0.727, 0.669)),
-        "traffic": ((0.592, 0.352), (0.583, 0.343), (0.598, 0.346), (0.641, 0.397)),
-        "weather": ((0.182, 0.262), (0.228, 0.306), (0.295, 0.355), (0.383, 0.418)),
-        "ili": ((2.431, 0.997), (2.287, 0.972), (2.418, 1.002), (2.425, 1.043)),
-    },
-    "FEDformer, the paper's": {
-        "ettm2": ((0.203, 0.287), (0.269, 0.328), (0.325, 0.366), (0.421, 0.415)),
-        "electricity": ((0.183, 0.297), (0.195, 0.308), (0.212, 0.313), (0.231, 0.343)),
-        "exchange": ((0.139, 0.276), (0.256, 0.369), (0.426, 0.464), (1.090, 0.800)),
-        "traffic": ((0.562, 0.349), (0.562, 0.346), (0.570, 0.323), (0.596, 0.368)),
-        "weather": ((0.217, 0.296), (0.276, 0.336), (0.339, 0.380), (0.403, 0.428)),
-        "ili": ((2.203, 0.963), (2.272, 0.976), (2.209, 0.981), (2.545, 1.061)),
-    },
-}
+from .published import FORECASTS, published_errors
 
 
-def published(dataset: str, horizons: tuple[int, ...], horizon: int) -> dict[str, tuple[float, float]]:
-    """The papers' (MSE, MAE) by row name, for one of a dataset's own horizons; {} for others."""
-    if horizon not in horizons:
-        return {}
-    place = horizons.index(horizon)
-    return {name: rows[dataset][place] for name, rows in PUBLISHED.items() if dataset in rows}
+_METRICS = ("mse", "mae")
 
 
-def kind(model: str) -> str:
+def model_family(model: str) -> str:
     """What a forecaster with settings is a variant of: its name, and whether each variable is a sequence of its own."""
     name, settings = named_settings(model)
     return f"{name}, channel-independent" if settings.get("channel_independent") else name
 
 
-def chosen(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Of each kind of forecaster the variant with the least error on the validation split, at one horizon."""
+def best_variants(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """By model family the variant with the least error on the validation split, at one horizon."""
     best: dict[str, str] = {}
     for model, result in results.items():
-        before = best.setdefault(kind(model), model)
+        before = best.setdefault(model_family(model), model)
         if "settings" in result and result["settings"][0]["mean"] > results[before]["settings"][0]["mean"]:
-            best[kind(model)] = model
+            best[model_family(model)] = model
     return best
 
 
-def forecast_overview(runs: Mapping[str, Mapping[str, Any]], horizons: Mapping[str, tuple[int, ...]]) -> str:
-    """Markdown tables of test MSE and MAE: a row a dataset, context and horizon, a column a kind of forecaster (its variant by
-    `chosen`), the papers' beside; below each, in how many rows S3 is at or under the others.
+def forecast_sections(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """All runs' best variants beside the papers, then a section for each run, by name."""
+    sections = [
+        "## All series",
+        "Errors on the test split, means over seeds, of the variant with the least error on validation, horizon by horizon. The papers' "
+        "rows are those of the same context.",
+        forecast_overview(runs),
+    ]
+    for name, run in runs.items():
+        results = {int(horizon): found for horizon, found in run["horizons"].items()}
+        sections.append(f"## {name}")
+        sections += _run_parts(run["dataset"], run["context_length"], results)
+    return sections
+
+
+def forecast_headline(runs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The series, and in how many rows each form of S3 is at or under the paper's MSE."""
+    series = ", ".join(dict.fromkeys(f"{run['dataset']} ({run['context_length']})" for run in runs.values()))
+    rows = _errors(runs, "mse")
+    papers = next(iter(FORECASTS))
+    counts = [f"{name}: {_at_or_under(rows, name, papers)}" for name in _columns(rows) if _is_s3(name)]
+    return f"{series}, test MSE", f"at or under the paper's S3: {'; '.join(counts)}"
+
+
+def forecast_overview(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown tables of test MSE and MAE: a row a dataset, context and horizon, a column a model family (its variant by
+    `best_variants`), the papers' beside; below each, in how many rows S3 is at or under the others.
 
     Args:
-        runs: by name, the `all_results.json` of forecasting runs; those of one dataset and context share its rows. horizons: each
-            dataset's own.
+        runs: by name, the `all_results.json` of forecasting runs; those of one dataset and context share its rows.
 
     Raises:
         ValueError: two runs have the same forecaster in the same row, with other results.
     """
-    parts, merged = [], _by_row(runs)
-    for place, metric in enumerate(("mse", "mae")):
-        rows: dict[str, dict[str, float]] = {}
-        for (dataset, context, horizon), results in merged.items():
-            errors = {name: seed_errors(results[model], metric) for name, model in chosen(results).items()}
-            row = rows[f"{dataset}, {context} to {horizon}"] = {
-                name: mean(values) for name, values in errors.items() if values
-            }
-            papers = published(dataset, horizons[dataset], horizon)
-            row |= {name: values[place] for name, values in papers.items()}
+    parts = []
+    for metric in _METRICS:
+        rows = _errors(runs, metric)
         parts += [_rows_of_errors(metric.upper(), rows), _counts(rows)]
     return "\n\n".join(parts)
+
+
+def _errors(runs: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, dict[str, float]]:
+    """A metric by row ("ili, 60 to 24") and model family, the papers' in the rows of their own context and horizon."""
+    rows: dict[str, dict[str, float]] = {}
+    for (dataset, context, horizon), results in _by_row(runs).items():
+        errors = {name: seed_errors(results[model], metric) for name, model in best_variants(results).items()}
+        papers = published_errors(dataset, context, horizon)
+        rows[f"{dataset}, {context} to {horizon}"] = {
+            name: mean(values) for name, values in errors.items() if values
+        } | {name: values[_METRICS.index(metric)] for name, values in papers.items()}
+    return rows
 
 
 def _by_row(runs: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int, int], dict[str, Any]]:
@@ -101,9 +104,13 @@ def _by_row(runs: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int, int],
     return merged
 
 
+def _is_s3(family: str) -> bool:
+    return family.partition(",")[0] == "s3"
+
+
 def _columns(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
     """All rows' columns, the papers' last."""
-    return sorted({name: None for row in rows.values() for name in row}, key=lambda name: name in PUBLISHED)
+    return sorted({name: None for row in rows.values() for name in row}, key=lambda name: name in FORECASTS)
 
 
 def _rows_of_errors(corner: str, rows: Mapping[str, Mapping[str, float]]) -> str:
@@ -113,17 +120,20 @@ def _rows_of_errors(corner: str, rows: Mapping[str, Mapping[str, float]]) -> str
 
 
 def _counts(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """A Markdown table: each kind of S3 against every other column, equal where equal in print."""
+    """A Markdown table: each form of S3 against every other column."""
     names = _columns(rows)
-    lines = []
-    for name in (name for name in names if name.split(",")[0] == "s3"):
-        line = [name]
-        for other in names:
-            both = [row for row in rows.values() if name in row and other in row]
-            under = sum(round(row[name], 3) <= round(row[other], 3) for row in both)
-            line.append("" if other == name else f"{under} of {len(both)}")
-        lines.append(line)
+    lines = [
+        [name, *("" if other == name else _at_or_under(rows, name, other) for other in names)]
+        for name in names
+        if _is_s3(name)
+    ]
     return table(["at or under", *names], lines)
+
+
+def _at_or_under(rows: Mapping[str, Mapping[str, float]], name: str, other: str) -> str:
+    """In how many of the rows that have both one error is not above the other, equal where equal in print."""
+    both = [row for row in rows.values() if name in row and other in row]
+    return f"{sum(round(row[name], 3) <= round(row[other], 3) for row in both)} of {len(both)}"
 
 
 def seed_errors(result: Mapping[str, Any], metric: str) -> list[float]:
@@ -134,37 +144,39 @@ def seed_errors(result: Mapping[str, Any], metric: str) -> list[float]:
     return [trial["metrics"][f"test_{metric}"] for trial in result["settings"][0]["trials"] if trial["metrics"]]
 
 
-def forecast_page(
-    dataset: str, horizons: tuple[int, ...], results: Mapping[int, Mapping[str, Mapping[str, Any]]]
-) -> str:
-    """A dataset's results in Markdown: errors beside the papers', what the usual programs leave out, and what was tried.
+def forecast_page(dataset: str, context_length: int, results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A run's results in Markdown: errors beside the papers', what the usual programs leave out, and what was tried.
 
     Args:
-        horizons: the dataset's own. results: by horizon, then by model.
+        results: by horizon, then by model.
     """
-    parts = [f"# {dataset}", "Test MSE / MAE, mean and standard deviation over seeds."]
-    parts.append(forecast_table(dataset, horizons, results))
+    return "\n\n".join([f"# {dataset}", *_run_parts(dataset, context_length, results)]) + "\n"
+
+
+def _run_parts(dataset: str, context_length: int, results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    parts = [f"{dataset}, {context_length} steps of context: test MSE / MAE, mean and standard deviation over seeds."]
+    parts.append(forecast_table(dataset, context_length, results))
     if note := dropped_batch_note(results):
         parts.append(note)
     if tried := validation_table(results):
-        parts += ["What was tried; settings and variants are chosen by it, never by the test split:", tried]
-    return "\n\n".join(parts) + "\n"
+        parts += ["What was tried. Settings and variants are chosen by it, never by the test split:", tried]
+    return parts
 
 
-def forecast_table(
-    dataset: str, horizons: tuple[int, ...], results: Mapping[int, Mapping[str, Mapping[str, Any]]]
-) -> str:
-    """A Markdown table of MSE / MAE: a row a model, a column a horizon; mean and standard deviation over seeds.
+def forecast_table(dataset: str, context_length: int, results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A Markdown table of MSE / MAE: a row a model, a column a horizon; mean and standard deviation over seeds. The papers' rows are
+    those of the same context.
 
     Args:
-        horizons: the dataset's own. results: by horizon, then by model.
+        results: by horizon, then by model.
     """
     models = list(dict.fromkeys(model for found in results.values() for model in found))
-    rows = [[model, *(_cell(results[horizon].get(model)) for horizon in results)] for model in models]
-    for name in PUBLISHED:
-        cells = [published(dataset, horizons, horizon).get(name) for horizon in results]
-        if any(cells):
-            rows.append([name, *("" if cell is None else f"{cell[0]:.3f} / {cell[1]:.3f}" for cell in cells)])
+    rows = [[model, *(_spread(results[horizon].get(model)) for horizon in results)] for model in models]
+    papers = [published_errors(dataset, context_length, horizon) for horizon in results]
+    for name in FORECASTS:
+        errors = [found.get(name) for found in papers]
+        if any(errors):
+            rows.append([name, *("" if pair is None else f"{pair[0]:.3f} / {pair[1]:.3f}" for pair in errors)])
     return table(["", *map(str, results)], rows)
 
 
@@ -189,7 +201,7 @@ def dropped_batch_note(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -
 
 def validation_table(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
     """A Markdown table of everything that was tried: mean validation MSE of each model's settings, by which they are chosen;
-    the least of a kind and horizon is bold. "" where nothing was trained."""
+    the least of a model family and horizon is bold. "" where nothing was trained."""
     rows: dict[tuple[str, str], dict[int, float]] = {}
     for horizon, found in results.items():
         for model, result in found.items():
@@ -199,27 +211,50 @@ def validation_table(results: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> 
     least: dict[tuple[str, int], float] = {}
     for (model, _), values in rows.items():
         for horizon, value in values.items():
-            least[kind(model), horizon] = min(value, least.get((kind(model), horizon), value))
+            least[model_family(model), horizon] = min(value, least.get((model_family(model), horizon), value))
     lines = []
     for (model, setting), values in rows.items():
         cells = [f"{values[horizon]:.4f}" if horizon in values else "" for horizon in results]
         for place, horizon in enumerate(results):
-            if values.get(horizon) == least.get((kind(model), horizon), 0):
+            if values.get(horizon) == least.get((model_family(model), horizon), 0):
                 cells[place] = f"**{cells[place]}**"
         lines.append([model, setting, *cells])
     return table(["validation MSE", "setting", *map(str, results)], lines) if lines else ""
 
 
-def _cell(result: Mapping[str, Any] | None) -> str:
+def _spread(result: Mapping[str, Any] | None) -> str:
     if result is None:
         return ""
     parts = []
-    for metric in ("mse", "mae"):
+    for metric in _METRICS:
         values = seed_errors(result, metric)
         if not values:
             return "failed"
         parts.append(f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else ""))
     return " / ".join(parts)
+
+
+def plot_errors(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draws test MSE against the horizon: a panel a dataset and context, a line a model family, the papers' dashed."""
+    series: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    rows = _errors(runs, "mse")
+    names = _columns(rows)
+    for row, errors in rows.items():
+        title, _, horizon = row.rpartition(" to ")
+        for name, value in errors.items():
+            series.setdefault(title, {}).setdefault(name, []).append((int(horizon), value))
+    figure, panels = subplots(1, len(series), figsize=(3.2 * len(series) + 1, 4.4), squeeze=False)
+    handles = {}
+    for axes, (title, lines) in zip(panels[0], series.items(), strict=True):
+        for name, points in lines.items():
+            style = {"linestyle": "--", "color": "black"} if name in FORECASTS else {"color": f"C{names.index(name)}"}
+            marker = "x" if name == names[-1] else "o"
+            (handles[name],) = axes.plot(*zip(*sorted(points)), marker=marker, markersize=4, linewidth=1.2, **style)
+        axes.set(xlabel="steps ahead", title=f"{title} of context")
+        axes.grid(alpha=0.3)
+    panels[0][0].set(ylabel="test MSE (standardised)")
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=4, fontsize="small")
+    save(figure, file, dpi=110)
 
 
 def plot_forecasts(file: Path, title: str, examples: Mapping[int, Mapping[str, np.ndarray]]) -> None:

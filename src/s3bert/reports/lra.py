@@ -1,86 +1,118 @@
-"""What things trained alike gave, Long Range Arena's mixers for one: a table of accuracies, and learning curves (the S3Attention
-paper's Figure 3). A variant is one of the things compared."""
+"""Things trained alike, Long Range Arena's mixers for one: tables of accuracies, and learning curves (the S3Attention paper's Figure 3).
+
+A run is what `s3bert lra` or `s3bert copy-task` keeps in its `all_results.json`; a variant is one of the things it compares.
+"""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from s3bert.arguments import named_settings
 from s3bert.files import table, write_text
 from s3bert.plots import save, subplots
 
-from .published import published_accuracy, tasks_in_order
+from .published import (
+    has_the_papers_schedule,
+    published_accuracy,
+    published_change,
+    published_incoherence,
+    published_under_noise,
+)
 
 
-def write_report(
-    folder: Path,
-    title: str,
-    description: str,
-    results: Mapping[str, Mapping[str, Any]],
-    facts: Mapping[str, Any],
-    against: str | None = None,
-    published: Mapping[str, str] | None = None,
-    published_measures: Mapping[str, Mapping[str, float]] | None = None,
-) -> None:
-    """Writes `results.md`, `curves.png` and, with the facts, `all_results.json`.
-
-    Args:
-        description: what was trained on what, in a sentence.
-        results, against, published, published_measures: as `lra_table` takes them.
-    """
-    rows = lra_table(results, against, published, published_measures)
-    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{rows}\n")
-    plot_learning_curves(folder / "curves.png", results, title)
-    content = {"title": title, "description": description, **facts, "variants": results}
-    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+Run = Mapping[str, Any]
 
 
-def lra_overview(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """A Markdown table of variants by tasks: measured accuracies with their spread over seeds, and below those of a mixer the papers' for
-    the settings measured.
+def write_report(folder: Path, run: Run) -> None:
+    """Writes one run's `results.md`, `curves.png` and `all_results.json`.
 
     Args:
-        runs: by name, the `all_results.json` of runs that compare mixers. Where several trained the same variant on the same task, each
-            has a row of its own with the run's name.
+        run: `title`, `description` (what was trained on what, in a sentence), `variants` by label, as `grid.grid_results` gives them.
+            Long Range Arena's also have `task`, `comparison` and `length`, and their variants `mixer`, `mixer_settings` and `noise`.
     """
-    trained = Counter((label, content["task"]) for content in runs.values() for label in content["variants"])
-    measured: dict[str, dict[str, dict[str, str]]] = {}  # by mixer, row and task
-    papers: dict[str, dict[str, list[str]]] = {}  # by mixer and task
-    for run, content in runs.items():
-        task = content["task"]
-        for label, result in content["variants"].items():
-            mixer, settings = named_settings(label)
-            row = f"{label} ({run})" if trained[label, task] > 1 else label
-            measured.setdefault(mixer, {}).setdefault(row, {})[task] = measured_accuracy(result)
-            figures = papers.setdefault(mixer, {}).setdefault(task, [])
-            if (figure := published_accuracy(task, mixer, settings)) not in ("", *figures):
-                figures.append(figure)
-    tasks = tasks_in_order(content["task"] for content in runs.values())
-    rows = []
-    for mixer, found in measured.items():
-        rows += [[row, *(cells.get(task, "") for task in tasks)] for row, cells in found.items()]
-        if any(papers[mixer].values()):
-            rows.append([f"{mixer}, the papers'", *(", ".join(papers[mixer].get(task, [])) for task in tasks)])
-    return table(["", *tasks], rows)
+    write_text(folder / "results.md", f"# {run['title']}\n\n{run['description']}\n\n{lra_table(run)}\n")
+    plot_learning_curves(folder / "curves.png", {run["title"]: run})
+    write_text(folder / "all_results.json", json.dumps(run, indent=1) + "\n")
 
 
-def lra_table(
-    results: Mapping[str, Mapping[str, Any]],
-    against: str | None = None,
-    published: Mapping[str, str] | None = None,
-    published_measures: Mapping[str, Mapping[str, float]] | None = None,
-) -> str:
-    """A Markdown table of all variants and settings: accuracies times 100, mean and standard deviation over seeds.
+def lra_sections(runs: Mapping[str, Run]) -> list[str]:
+    """A section for each run, by name; then what the papers print after longer schedules, in a table of its own."""
+    sections = []
+    for name, run in runs.items():
+        sections += [f"## {name}", run["description"], lra_table(run)]
+    papers = {
+        label: value
+        for run in runs.values()
+        for label in run["variants"]
+        if (value := published_value(run, label)) and not _is_comparable(run, label)
+    }
+    if papers:
+        sections += [
+            "## The papers, after whole schedules",
+            "Shorter runs have no paper's number beside them. These are S3Attention's Tables 1 and 7, and Skyformer's Table 1.",
+            table(["", "test accuracy, or its change"], [[label, value] for label, value in papers.items()]),
+        ]
+    return sections
 
-    Args:
-        results: by variant, as `grid.grid_results` gives them; trials' metrics hold `test_accuracy`.
-        against: the variant from which the others' test accuracies are subtracted, setting by setting, in a column of its own.
-        published: by variant, what a paper gives, for a column of its own: an accuracy, or a change where `against` is given.
-        published_measures: by variant and measure, what a paper gives for incoherence.
+
+def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
+    """The setting, and the best test accuracies of S3 and of the others, each with its run."""
+    settings = [
+        setting for run in runs.values() for result in run["variants"].values() for setting in result["settings"]
+    ]
+    trials = [trial for setting in settings for trial in setting["trials"]]
+    steps, seeds = [trial["steps"] for trial in trials], [len(setting["trials"]) for setting in settings]
+    lengths = [run["length"] for run in runs.values()]
+    setting = f"{_range(lengths, 'token')}, {_range(steps, 'step')}, {_range(seeds, 'seed')}"
+    best: dict[bool, tuple[float, str]] = {}
+    for name, run in runs.items():
+        for label, result in run["variants"].items():
+            tests = _percentages(result["settings"][0], "test_accuracy")
+            if tests and run.get("comparison", "mixers") == "mixers":
+                found = (mean(tests), f"{label} {_spread(tests)} (`{name}`)")
+                is_s3 = label.partition(":")[0] == "s3"
+                best[is_s3] = max(found, best.get(is_s3, found))
+    return setting, "; ".join(best[is_s3][1] for is_s3 in (True, False) if is_s3 in best)
+
+
+def _range(values: list[int], word: str) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,} to {most:,} {word}s" if least < most else f"{most:,} {word}{'s' * (most > 1)}"
+
+
+def published_value(run: Run, label: str) -> str:
+    """What the papers give for a variant of these settings, whatever its schedule; "" where none of them does."""
+    variant, task = run["variants"][label], run.get("task")
+    if task is None:
+        return ""
+    if run["comparison"] == "parts":
+        return published_change(task, label, run["variants"]["whole"]["mixer_settings"])
+    if run["comparison"] == "noise":
+        return published_under_noise(task, variant["mixer"], variant["mixer_settings"], variant["noise"])
+    mixers = run["comparison"] == "mixers"
+    return published_accuracy(task, variant["mixer"], variant["mixer_settings"]) if mixers else ""
+
+
+def _is_comparable(run: Run, label: str) -> bool:
+    """Whether a paper's number may stand beside a variant's: same length, same schedule."""
+    variant = run["variants"][label]
+    trials = [trial for setting in variant["settings"] for trial in setting["trials"]]
+    return "task" in run and has_the_papers_schedule(
+        run["task"], run["comparison"], variant["mixer"], run["length"], trials
+    )
+
+
+def lra_table(run: Run) -> str:
+    """A Markdown table of a run's variants and settings: accuracies times 100, mean and standard deviation over seeds.
+
+    A comparison of parts has a column of changes against the whole. A paper's number stands beside what was trained as in the paper.
     """
+    results = run["variants"]
+    against = "whole" if run.get("comparison") == "parts" else None
+    published = {
+        label: value for label in results if (value := published_value(run, label)) and _is_comparable(run, label)
+    }
     head = ["", "setting", "test accuracy"]
     head += [f"against {against}"] if against else []
     head += ["published"] if published else []
@@ -95,6 +127,7 @@ def lra_table(
     base = {whole["name"]: mean(tests) for whole in wholes if (tests := _percentages(whole, "test_accuracy"))}
     for name, result in results.items():
         after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
+        papers = published_incoherence(run["task"], result["mixer_settings"]) if _has_incoherence(run, name) else {}
         for setting in result["settings"]:
             tests = _percentages(setting, "test_accuracy")
             row = [name, setting["name"], _spread(tests)]
@@ -108,16 +141,19 @@ def lra_table(
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
             for measure in measures:
                 values = [trial["metrics"][measure] for trial in setting["trials"] if measure in trial["metrics"]]
-                figure = (published_measures or {}).get(name, {}).get(measure)
-                beside = "" if figure is None else f", published {figure}"
+                beside = f", published {papers[measure]}" if measure in papers else ""
                 row.append(f"{mean(values):.3g}{beside}" if values else "")
             rows.append(row)
     return table([*head, *(name.replace("_", " ") for name in measures)], rows)
 
 
-def measured_accuracy(result: Mapping[str, Any]) -> str:
-    """A variant's accuracy on the test split times 100, mean and standard deviation over the seeds of its best setting."""
-    return _spread(_percentages(result["settings"][0], "test_accuracy"))
+def _has_incoherence(run: Run, label: str) -> bool:
+    """Whether the paper's incoherence may stand beside a variant's."""
+    return (
+        run.get("comparison") == "incoherence"
+        and run["variants"][label]["mixer"] == "s3"
+        and _is_comparable(run, label)
+    )
 
 
 def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
@@ -131,26 +167,33 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def plot_learning_curves(file: Path, results: Mapping[str, Mapping[str, Any]], title: str) -> None:
-    """Draws validation accuracy and loss against optimiser steps: a colour a variant, a thin line a seed of its best setting."""
-    figure, panels = subplots(1, 2, figsize=(11, 4.5))
-    for axes, (key, label, scale) in zip(
-        panels,
-        (("eval_accuracy", "validation accuracy (%)", 100), ("eval_loss", "validation loss (nats)", 1)),
-        strict=True,
-    ):
-        for number, (name, result) in enumerate(results.items()):
-            for place, trial in enumerate(result["settings"][0]["trials"]):
-                points = [(record["step"], scale * record[key]) for record in trial["history"] if key in record]
-                if points:
-                    size = 2 if len(points) > 1 else 5
-                    style = {"color": f"C{number}", "linewidth": 1, "marker": "o", "markersize": size}
-                    if number > 9:  # there are ten colours
-                        style |= {"linestyle": "--", "fillstyle": "none"}
-                    axes.plot(*zip(*points, strict=True), label=name if place == 0 else None, **style)
-        axes.set(xlabel="optimiser steps", ylabel=label, xlim=(0, None))
-        axes.grid(alpha=0.3)
-    columns = max(1, 130 // (10 + max(map(len, results))))  # as many as the figure's width has letters for
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize="small")
-    figure.suptitle(title)
-    save(figure, file)
+def _has_curves(run: Run) -> bool:
+    results = run["variants"].values()
+    return any(len(trial["history"]) > 1 for result in results for trial in result["settings"][0]["trials"])
+
+
+def plot_learning_curves(file: Path, runs: Mapping[str, Run]) -> None:
+    """Draws validation accuracy and loss against optimiser steps, a row of panels a run: a colour a variant, a thin line a seed of its
+    best setting. Runs evaluated only once have no curve, and are left out where others have one."""
+    runs = {name: run for name, run in runs.items() if _has_curves(run)} or runs
+    figure, rows = subplots(len(runs), 2, figsize=(13, 3.4 * len(runs) + 0.6), squeeze=False)
+    for panels, (title, run) in zip(rows, runs.items(), strict=True):
+        title_of = {name: name.replace(",", ",\n") for name in run["variants"]}
+        for axes, (key, label, scale) in zip(
+            panels,
+            (("eval_accuracy", "validation accuracy (%)", 100), ("eval_loss", "validation loss (nats)", 1)),
+            strict=True,
+        ):
+            for number, (name, result) in enumerate(run["variants"].items()):
+                for place, trial in enumerate(result["settings"][0]["trials"]):
+                    points = [(record["step"], scale * record[key]) for record in trial["history"] if key in record]
+                    if points:
+                        size = 2 if len(points) > 1 else 5
+                        style = {"color": f"C{number}", "linewidth": 1, "marker": "o", "markersize": size}
+                        if number > 9:  # there are ten colours
+                            style |= {"linestyle": "--", "fillstyle": "none"}
+                        axes.plot(*zip(*points, strict=True), label=title_of[name] if place == 0 else None, **style)
+            axes.set(xlabel="optimiser steps", ylabel=label, xlim=(0, None), title=title)
+            axes.grid(alpha=0.3)
+        panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    save(figure, file, dpi=110)

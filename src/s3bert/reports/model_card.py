@@ -61,7 +61,6 @@ def write_model_card(
     command: str,
     base_model: str | None = None,
     plot: str | None = None,
-    more: str = "",
 ) -> None:
     """Writes a model card, the README.md of a repository.
 
@@ -71,7 +70,6 @@ def write_model_card(
         facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
         command: the command line that made the checkpoint.
         base_model: the checkpoint it was finetuned from. plot: a PNG beside the card to show.
-        more: Markdown after the results.
     """
     task = metrics[0].task if metrics else "fill-mask"
     results = [
@@ -104,7 +102,6 @@ def write_model_card(
         "## Results",
         table(["data", "metric", "value"], measured),
         f"![losses]({plot})" if plot else "",
-        more,
         "## Training",
         table(["", ""], [[name, str(value)] for name, value in facts.items()]),
         f"```sh\n{command}\n```",

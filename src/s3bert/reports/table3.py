@@ -1,4 +1,7 @@
-"""The paper's Table 3 beside what was measured: BERT, FNet, PoNet and S3BERT pretrained and finetuned under one budget."""
+"""The paper's Table 3 under one budget: BERT, FNet, PoNet and S3BERT pretrained and finetuned alike.
+
+`results` is what `s3bert table3` keeps in its `results.json`.
+"""
 
 import itertools
 from collections.abc import Mapping
@@ -13,16 +16,9 @@ from s3bert.plots import save, subplots
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
 from .model_card import Metric, write_model_card
+from .published import GLUE_SCORES
 
 
-# Wang et al., Table 3: development scores times 100, base size, up to a million steps of pretraining. The text's relative
-# figures (96.0, 4.6) differ from this table's own arithmetic (95.8, 4.8); the table is what is kept.
-PUBLISHED = {
-    "bert": {"mnli": 81.98, "qqp": 89.25, "qnli": 88.22, "sst2": 91.07, "cola": 48.08, "stsb": 87.98, "mrpc": 86.43, "rte": 69.98},
-    "fnet": {"mnli": 73.20, "qqp": 85.83, "qnli": 80.57, "sst2": 88.66, "cola": 40.67, "stsb": 80.64, "mrpc": 80.88, "rte": 57.41},
-    "ponet": {"mnli": 77.02, "qqp": 87.59, "qnli": 84.37, "sst2": 89.29, "cola": 45.38, "stsb": 84.66, "mrpc": 81.82, "rte": 64.27},
-    "s3bert": {"mnli": 76.86, "qqp": 87.67, "qnli": 84.12, "sst2": 90.14, "cola": 46.72, "stsb": 84.87, "mrpc": 81.84, "rte": 63.87},
-}  # fmt: skip
 PLATEAU = 1.5  # nats under the unigram entropy that BERT has to be, or it has learnt little more than word frequencies
 
 
@@ -32,7 +28,7 @@ def average_name(tasks: list[str]) -> str:
 
 
 def seed_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task's results by `run_glue.py` say of the best setting: each seed's score, in the order of the seeds, and the
+    """What a task's results by `s3bert glue` say of the best setting: each seed's score, in the order of the seeds, and the
     mean over seeds of each metric."""
     best = scores["settings"][0]
     trials = sorted(best["trials"], key=lambda trial: trial["seed"])
@@ -63,28 +59,51 @@ def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> st
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """`results.json` as tables: scores measured and published, both as percentages of BERT, pretraining, and data."""
-    head = [f"# {results['title']}", results["budget"], f"`{results['command']}`"]
-    return "\n\n".join(head + _sections(results, "##")) + "\n"
+    """`results.json` as tables: scores, also as percentages of BERT's, the paper's apart; pretraining, and data."""
+    return "\n\n".join([f"# {results['title']}", *_sections(results, "##")]) + "\n"
+
+
+def table3_sections(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A section for each comparison, by name."""
+    return [part for name, results in runs.items() for part in (f"## {name}", *_sections(results, "###"))]
+
+
+def table3_headline(runs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The budget of the first comparison, and of all of them the least held-out loss and the best mean of tasks, each with its model."""
+    first = next(iter(runs.values()))
+    losses = {model: entry["eval_loss"] for results in runs.values() for model, entry in results["models"].items()}
+    least = min(losses, key=losses.__getitem__)
+    found = [f"least held-out loss {losses[least]:.3f} ({least})"]
+    averages = seed_averages_by_model(first)
+    if averages:
+        best = max(averages, key=lambda model: mean(averages[model]))
+        found.append(f"best {average_name(list(first['tasks'])).partition(':')[0]} {_spread(averages[best])} ({best})")
+    tokens = max(entry["tokens"] for entry in first["models"].values())
+    return f"size {first['size']}, {tokens:,} tokens a model", "; ".join(found)
 
 
 def _sections(results: Mapping[str, Any], level: str) -> list[str]:
-    """Headings of that level, tables, and what has to be said of them."""
+    """What was done, then headings of that level, tables, and what has to be said of them."""
     models, tasks = list(results["models"]), results["tasks"]
-    sections, shown = [], list(tasks)
+    sections, shown = [results["budget"], f"`{results['command']}`"], list(tasks)
     if shown:
-        sections += [f"{level} GLUE, development sets", _scores(results, models, shown)]
-        sections += ["\n".join(f"- {line}" for line in results["verdicts"])]
+        sections += [f"{level} GLUE, development sets", _scores(results, shown)]
+        sections += ["\n".join(f"- {line}" for line in results["verdicts"])] * bool(results["verdicts"])
         sections.append(
             "The spread is a 95% interval (Student's t) over the seeds of finetuning. Each model was pretrained once: how much "
             "another pretraining would change is not in it."
         )
         notes = [f"- {task}: {note}" for task in shown for note in tasks[task]["not_the_official_data"]]
+        sections += ["Not the official data:\n\n" + "\n".join(notes)] * bool(notes)
+    if shown and set(shown) <= set(TABLE_3) and set(finetuned_models(results)) <= set(GLUE_SCORES):
         sections += [
-            "Not the official data, so not comparable with the paper's figures:\n\n" + "\n".join(notes)
-        ] * bool(notes)
+            f"{level} GLUE, the paper's",
+            "Base size, up to a million steps of pretraining, the official data: another setting, so a table of its own.",
+            _paper(shown),
+        ]
     sections += [f"{level} Pretraining", _pretraining(results, models)]
-    sections.append("FLOPs of training, without FFTs and element-wise work.")
+    if all("train_flops_per_token" in entry for entry in results["models"].values()):
+        sections.append("FLOPs of training, without FFTs and element-wise work.")
     if "bert" in models:
         below = results["models"]["bert"]["unigram_entropy"] - results["models"]["bert"]["eval_loss"]
         if below < PLATEAU:
@@ -97,27 +116,35 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     return sections
 
 
-def _scores(results: Mapping[str, Any], models: list[str], tasks: list[str]) -> str:
-    """Mean and standard deviation over seeds, and the paper's for the same tasks; each also as percentages of BERT's."""
-    rows, measured, paper = [], {}, {}
-    for model in models:
+def finetuned_models(results: Mapping[str, Any]) -> list[str]:
+    """The models that have scores on every task."""
+    tasks = results["tasks"].values()
+    return [model for model in results["models"] if tasks and all(model in task["models"] for task in tasks)]
+
+
+def _scores(results: Mapping[str, Any], tasks: list[str]) -> str:
+    """Mean and standard deviation over seeds, and percentages of BERT's."""
+    rows, measured = [], {}
+    for model in finetuned_models(results):
         seeds = {task: results["tasks"][task]["models"][model]["seeds"] for task in tasks}
         averages = seed_averages(seeds)
         measured[model] = [100 * mean(values) for values in (*seeds.values(), averages)]
-        rows.append([f"{model}, measured", *map(_spread, (*seeds.values(), averages))])
-        if model in PUBLISHED and set(tasks) <= set(TABLE_3):
-            scores = [PUBLISHED[model][task] for task in tasks]
-            paper[model] = [*scores, mean(scores)]
-    rows += _percentages("measured", measured)
-    rows += [[f"{model}, the paper's", *(f"{score:.2f}" for score in scores)] for model, scores in paper.items()]
-    rows += _percentages("the paper's", paper)
-    return table(["", *tasks, average_name(tasks)], rows)
+        rows.append([model, *map(_spread, (*seeds.values(), averages))])
+    return table(["", *tasks, average_name(tasks)], rows + _percentages(measured))
 
 
-def _percentages(whose: str, scores: Mapping[str, list[float]]) -> list[list[str]]:
+def _paper(tasks: list[str]) -> str:
+    """The paper's scores on these tasks, and percentages of BERT's."""
+    scores = {model: [by_task[task] for task in tasks] for model, by_task in GLUE_SCORES.items()}
+    scores = {model: [*values, mean(values)] for model, values in scores.items()}
+    rows = [[model, *(f"{score:.2f}" for score in values)] for model, values in scores.items()]
+    return table(["", *tasks, average_name(tasks)], rows + _percentages(scores))
+
+
+def _percentages(scores: Mapping[str, list[float]]) -> list[list[str]]:
     base = scores.get("bert", [])
     return [
-        [f"{model}, {whose}, % of BERT", *(f"{100 * x / y:.1f}" if y > 0 else "-" for x, y in zip(values, base))]
+        [f"{model}, % of BERT", *(f"{100 * x / y:.1f}" if y > 0 else "-" for x, y in zip(values, base))]
         for model, values in scores.items()
         if base and model != "bert"
     ]
@@ -129,28 +156,26 @@ def _spread(values: list[float]) -> str:
 
 
 def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
-    head = [
-        "",
-        "parameters",
-        "learning rate",
-        "warm-up",
-        "steps",
-        "tokens",
-        "FLOPs a token",
-        "hours",
-        "held-out loss",
-        "under the unigram entropy",
-    ]
     rows = []
     for model in models:
         entry = results["models"][model]
-        below = entry["unigram_entropy"] - entry["eval_loss"]
-        rows.append([
-            model, f"{entry['parameters'] / 1e6:.2f} M", f"{entry['learning_rate']:g}", f"{entry['warmup_share']:.0%}", f"{entry['steps']:,}",
-            f"{entry['tokens']:,}", f"{entry['train_flops_per_token'] / 1e6:.1f} M", f"{entry['seconds'] / 3600:.2f}",
-            f"{entry['eval_loss']:.3f}", f"{below:.3f}",
-        ])  # fmt: skip
-    return table(head, rows)
+        row = {
+            "": model,
+            "parameters": f"{entry['parameters'] / 1e6:.2f} M",
+            "learning rate": f"{entry['learning_rate']:g}",
+            "warm-up": f"{entry['warmup_share']:.0%}",
+            "steps": f"{entry['steps']:,}",
+            "tokens": f"{entry['tokens']:,}",
+        }
+        if "train_flops_per_token" in entry:
+            row["FLOPs per token"] = f"{entry['train_flops_per_token'] / 1e6:.1f} M"
+        rows.append(row | {
+            "hours": f"{entry['seconds'] / 3600:.2f}",
+            "held-out loss": f"{entry['eval_loss']:.3f}",
+            "under the unigram entropy": f"{entry['unigram_entropy'] - entry['eval_loss']:.3f}",
+        })  # fmt: skip
+    head = max(rows, key=len)
+    return table(list(head), [[row.get(name, "") for name in head] for row in rows])
 
 
 def _search(results: Mapping[str, Any], models: list[str]) -> str:
@@ -163,72 +188,93 @@ def _search(results: Mapping[str, Any], models: list[str]) -> str:
     return table(["held-out loss", *columns], rows)
 
 
-def plot_scores(file: Path, results: Mapping[str, Any]) -> None:
-    """Bars of the tasks' scores with their standard deviations, a colour a model; lines are the paper's."""
-    tasks, models = list(results["tasks"]), list(results["models"])
+def plot_comparison(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draws held-out losses against steps and against time where there are logs, else as bars; below, the first comparison's scores,
+    where it has several models'."""
+    first = next(iter(runs.values()))
+    scored = finetuned_models(first)
+    several = len(scored) > 1
+    figure, panels = subplots(1 + several, 2, figsize=(12, 5 + 4 * several), squeeze=False)
+    losses, logs = {}, {}
+    for name, results in runs.items():
+        for model, entry in results["models"].items():
+            label = model if results is first else f"{model} ({name})"
+            losses[label] = entry["eval_loss"]
+            if records := results["jobs"][entry["job"]].get("log"):
+                logs[label] = records
+    if logs:
+        unigram = next(iter(first["models"].values()))["unigram_entropy"]
+        _draw_curves(panels[0], logs, unigram)
+    else:
+        _draw_losses(_whole_row(figure, panels, 0), losses)
+    if several:
+        _draw_scores(_whole_row(figure, panels, 1), first, scored)
+    save(figure, file, dpi=110)
+
+
+def _whole_row(figure: Any, panels: Any, row: int) -> Any:
+    """One panel in place of a row of them."""
+    grid = panels[row, 0].get_gridspec()
+    for axes in panels[row]:
+        axes.remove()
+    return figure.add_subplot(grid[row, :])
+
+
+def _draw_curves(panels: Any, logs: Mapping[str, list[dict[str, Any]]], unigram_entropy: float) -> None:
+    """Held-out losses against optimiser steps and against the time spent training, side by side."""
+    for number, (model, records) in enumerate(logs.items()):
+        points, seconds = [], 0.0
+        for record in records:
+            seconds = record.get("seconds", seconds)
+            if "eval_loss" in record:
+                points.append((record["step"], seconds / 60, record["eval_loss"]))
+        for column, axes in enumerate(panels):
+            line = [(point[column], point[2]) for point in points]
+            axes.plot(*zip(*line), marker="o", markersize=3, color=f"C{number}", label=model)
+    for axes, label in zip(panels, ("optimiser steps", "minutes of training"), strict=True):
+        axes.axhline(unigram_entropy, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
+        axes.set(xlabel=label, ylabel="held-out loss (nats)")
+        axes.grid(alpha=0.3)
+    panels[0].legend(fontsize="small")
+
+
+def _draw_losses(axes: Any, losses: Mapping[str, float]) -> None:
+    """A bar for each model's held-out loss; the axis begins near the least."""
+    bars = axes.barh([label.replace(",", ",\n") for label in losses], list(losses.values()), height=0.6)
+    axes.bar_label(bars, fmt="%.3f", padding=3, fontsize="small")
+    axes.invert_yaxis()
+    axes.tick_params("y", labelsize="x-small")
+    least, most = min(losses.values()), max(losses.values())
+    axes.set(xlabel="held-out loss (nats)", xlim=(least - 0.05 * most, most + 0.02 * most))
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_scores(axes: Any, results: Mapping[str, Any], models: list[str]) -> None:
+    """Bars of the tasks' scores with their standard deviations, a colour a model."""
+    tasks = list(results["tasks"])
     width = 0.8 / len(models)
-    figure, axes = subplots(figsize=(10, 4.5))
     for number, model in enumerate(models):
         seeds = [results["tasks"][task]["models"][model]["seeds"] for task in tasks]
         places = [place + (number - (len(models) - 1) / 2) * width for place in range(len(tasks))]
         heights = [100 * mean(values) for values in seeds]
         errors = [100 * stdev(values) if len(values) > 1 else 0 for values in seeds]
         axes.bar(places, heights, 0.9 * width, yerr=errors, color=f"C{number}", label=model, error_kw={"linewidth": 1})
-        if model in PUBLISHED and set(tasks) <= set(TABLE_3):
-            paper = [PUBLISHED[model][task] for task in tasks]
-            label = "the paper's (base size)" if number == len(models) - 1 else None
-            axes.hlines(
-                paper,
-                [x - width / 2 for x in places],
-                [x + width / 2 for x in places],
-                color="black",
-                linewidth=1,
-                label=label,
-            )
     axes.set_xticks(range(len(tasks)), tasks)
-    axes.set(ylabel="score x 100", title=results["title"])
-    axes.legend(ncols=len(models) + 1, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    axes.set(ylabel="score x 100")
+    axes.legend(ncols=len(models), loc="lower center", bbox_to_anchor=(0.5, 1))
     axes.grid(axis="y", alpha=0.3)
-    save(figure, file)
-
-
-def plot_pretraining(file: Path, runs: Mapping[str, list[dict[str, Any]]], unigram_entropy: float, title: str) -> None:
-    """Held-out losses against optimiser steps and against the time spent training, side by side; `runs` are logs by model."""
-    variants = any(":" in model for model in runs)  # their names are long
-    size = (11, 4.5 + (0.25 * len(runs) if variants else 0.3))
-    figure, (by_step, by_time) = subplots(1, 2, figsize=size, sharey=True)
-    for number, (model, records) in enumerate(runs.items()):
-        points, seconds = [], 0.0
-        for record in records:
-            seconds = record.get("seconds", seconds)
-            if "eval_loss" in record:
-                points.append((record["step"], seconds / 60, record["eval_loss"]))
-        for axes, column in ((by_step, 0), (by_time, 1)):
-            line = [(point[column], point[2]) for point in points]
-            axes.plot(*zip(*line), marker="o", markersize=3, color=f"C{number}", label=model)
-    for axes, label in ((by_step, "optimiser steps"), (by_time, "minutes of training")):
-        axes.axhline(unigram_entropy, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
-        axes.set(xlabel=label)
-        axes.grid(alpha=0.3)
-    by_step.set(ylabel="held-out loss (nats)")
-    figure.legend(
-        *by_time.get_legend_handles_labels(), loc="outside lower center", ncols=1 if variants else len(runs) + 1
-    )
-    figure.suptitle(title)
-    save(figure, file)
 
 
 def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
-    """Writes a model card for each pretrained checkpoint of a comparison, `MODEL.md`: its figures for the Hub, and all tables."""
-    tables = "\n\n".join(_sections(results, "###"))
+    """Writes a model card for each pretrained checkpoint of a comparison, `MODEL.md`: its own metrics, for the Hub too."""
     for model, entry in results["models"].items():
         title = f"{file_name(model)}-{results['size']}"
-        figures = [Metric("fill-mask", "validation", "loss", entry["eval_loss"], entry["corpus"])]
+        metrics = [Metric("fill-mask", "validation", "loss", entry["eval_loss"], entry["corpus"])]
         for task, scores in results["tasks"].items():
             split = next(iter(GLUE_TASKS[task].evaluation_splits))
             for metric, value in scores["models"][model]["metrics"].items():
                 data = (*glue_dataset(task), "; ".join(scores["not_the_official_data"]))
-                figures.append(Metric("text-classification", split, metric, value, *data))
+                metrics.append(Metric("text-classification", split, metric, value, *data))
         facts = {
             "parameters": f"{entry['parameters']:,}",
             "tokens seen": f"{entry['tokens']:,}",
@@ -239,24 +285,28 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
         }
         summary = (
             f"{model}, {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
-            f"{len(results['models'])} models under one budget. {results['budget']} The GLUE figures are means over seeds on "
-            "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use."
+            f"{len(results['models'])} models under one budget. {results['budget']} The GLUE metrics are means over seeds on "
+            "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use. The "
+            "other models stand beside it in the comparison's `results.md`."
         )
         write_model_card(
-            folder / f"{file_name(model)}.md", title, model.partition(":")[0], summary, figures, facts, results["command"],
-            plot="pretraining.png", more=f"## Beside the other models\n\n{tables}\n\n![GLUE](glue.png)",
+            folder / f"{file_name(model)}.md", title, model.partition(":")[0], summary, metrics, facts, results["command"],
+            plot="results.png",
         )  # fmt: skip
+
+
+def seed_averages_by_model(results: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The mean over tasks for each seed, of every model that has scores on all of them."""
+    tasks = results["tasks"]
+    return {
+        model: seed_averages({task: entry["models"][model]["seeds"] for task, entry in tasks.items()})
+        for model in finetuned_models(results)
+    }
 
 
 def verdicts(results: Mapping[str, Any]) -> list[str]:
     """What the averages over seeds show, for each pair of models."""
-    tasks = results["tasks"]
-    if not tasks:
-        return []
-    averages = {
-        model: seed_averages({task: entry["models"][model]["seeds"] for task, entry in tasks.items()})
-        for model in results["models"]
-    }
+    averages = seed_averages_by_model(results)
     return [
         verdict(name, other, averages[name], averages[other]) for name, other in itertools.combinations(averages, 2)
     ]

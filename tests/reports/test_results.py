@@ -1,0 +1,112 @@
+"""results/: every page and the index come from the tracked results.json alone; runs are taken in once, and refused by name."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from s3bert.reports.lra import lra_sections, lra_table
+from s3bert.reports.results import add_run, compact_json, index, page, read_experiment, read_run, report_of
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+EXPERIMENTS = sorted(file.parent for file in RESULTS.glob("*/results.json"))
+
+
+@pytest.mark.parametrize("folder", EXPERIMENTS, ids=lambda folder: folder.name)
+def test_a_page_is_what_its_results_say_byte_for_byte(folder):
+    text = (folder / "results.json").read_text(encoding="utf-8")
+    experiment = json.loads(text)
+    assert page(experiment).encode() == (folder / "results.md").read_bytes()
+    assert compact_json(experiment) == text
+    assert {file.name for file in folder.iterdir()} == {"results.json", "results.md", "results.png"}
+    assert not re.search(r'"/|\.\./', text), "a path of some machine"
+    named = {name for finding in experiment["findings"] for name in re.findall("`([^`]+)`", finding)}
+    assert named <= {*experiment["runs"], *(other.name for other in EXPERIMENTS)}, "findings name runs that there are"
+
+
+def test_the_index_has_a_line_for_each_experiment():
+    text = index(RESULTS)
+    assert text.encode() == (RESULTS / "README.md").read_bytes()
+    assert [line.count(" | ") for line in text.splitlines() if "/results.md)" in line] == [2] * len(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    "name", ["lra-pathfinder", "forecasting", "table3-cpu", "table3-cpu-ablation", "approximation", "speed-mixers"]
+)
+def test_a_plot_is_drawn_from_the_results(name, tmp_path):
+    experiment = read_experiment(RESULTS / name)
+    report_of(experiment).plot(tmp_path / "plot.png", experiment["runs"])
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def trained(length: int, epoch: float, steps: int, **accuracies: float) -> dict:
+    """A run of mixers on ListOps."""
+    return {
+        "title": "listops: mixers",
+        "description": "What was trained.",
+        "task": "listops",
+        "comparison": "mixers",
+        "length": length,
+        "variants": {
+            name: {
+                "mixer": name,
+                "mixer_settings": {},
+                "noise": 0.0,
+                "settings": [
+                    {
+                        "name": "lr0.001",
+                        "trials": [
+                            {
+                                "epoch": epoch,
+                                "steps": steps,
+                                "history": [],
+                                "metrics": {"test_accuracy": value, "accuracy": value},
+                            }
+                        ],
+                    }
+                ],
+            }
+            for name, value in accuracies.items()
+        },
+    }
+
+
+def test_a_papers_accuracy_stands_beside_its_own_schedule_and_apart_from_shorter_ones():
+    whole = trained(2000, 5.0, 15_000, s3=0.4, kernelized=0.39)
+    assert "| s3 | lr0.001 | 40.00 | 38.30, best 39.15 |" in lra_table(whole)
+    assert "| kernelized | lr0.001 | 39.00 |  |" in lra_table(whole), "Skyformer's schedule is 50,000 steps"
+    short = {"short": trained(2000, 4.9, 14_700, s3=0.2), "cut": trained(1000, 5.0, 15_000, softmax=0.3)}
+    text = "\n".join(lra_sections(short))
+    assert "published" not in text
+    assert text.index("## The papers") < text.index("| s3 | 38.30, best 39.15 |") < text.index("| softmax | 36.37 |")
+    assert "The papers" not in "\n".join(lra_sections({"whole": trained(2000, 5.0, 15_000, s3=0.4)}))
+
+
+def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
+    experiment = {"title": "ListOps", "findings": [], "runs": {}}
+    run = trained(2000, 5.0, 15_000, s3=0.4)
+    add_run(experiment, "one", run)
+    add_run(experiment, "one", run)
+    assert list(experiment["runs"]) == ["one"]
+    with pytest.raises(ValueError, match="has a run one with other results: rename the folder"):
+        add_run(experiment, "one", trained(2000, 5.0, 15_000, s3=0.5))
+    with pytest.raises(
+        ValueError, match="two holds errors, the experiment's runs hold variants: give it an experiment of its own"
+    ):
+        add_run(experiment, "two", {"errors": {}})
+    with pytest.raises(
+        ValueError, match=r"nothing has no all_results.json or .* name the output folder of a run that has ended"
+    ):
+        read_run(tmp_path / "nothing")
+    (tmp_path / "arguments.yaml").write_text(yaml.safe_dump({"data_dir": "/home/me/lra", "seed": [1]}))
+    (tmp_path / "all_results.json").write_text(json.dumps({"complete": False, "variants": {}}))
+    with pytest.raises(ValueError, match="has not come to its end; its command, given again, goes on"):
+        read_run(tmp_path)
+    (tmp_path / "all_results.json").write_text(json.dumps({"eval_loss": 1.0}))
+    with pytest.raises(ValueError, match=r"all_results.json has none of variants, horizons, models, speed, errors"):
+        read_run(tmp_path)
+    (tmp_path / "all_results.json").write_text(json.dumps(run))
+    assert read_run(tmp_path) == {"arguments": {"data_dir": "lra", "seed": [1]}} | run
