@@ -1,7 +1,11 @@
 """What importing the package costs, and that the auto classes know the models whatever is imported first."""
 
+import importlib
+import pkgutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +78,21 @@ def test_every_public_name_is_there_and_others_are_errors():
     assert set(s3bert.__all__) <= set(dir(s3bert))
     with pytest.raises(AttributeError, match="S3BertModle"):
         _ = s3bert.S3BertModle
+
+
+def test_every_module_imports():
+    for module in pkgutil.walk_packages(s3bert.__path__, "s3bert."):
+        importlib.import_module(module.name)
+
+
+def test_the_wheel_holds_the_recipes_the_types_and_the_command(tmp_path):
+    clone = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=clone, check=True)
+    with zipfile.ZipFile(*tmp_path.glob("*.whl")) as wheel:
+        files = {Path(name) for name in wheel.namelist()}
+        entry_points = wheel.read(next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))).decode()
+    recipes = {file.relative_to(clone) for file in (clone / "configs").rglob("*.*")}
+    modules = {file.relative_to(clone / "src") for file in (clone / "src").rglob("*.py")}
+    assert recipes
+    assert {"s3bert" / recipe for recipe in recipes} | modules | {Path("s3bert/py.typed")} <= files
+    assert "s3bert = s3bert.commands:main" in entry_points
