@@ -28,11 +28,30 @@ test: install ## the tests, but for those of make slow and those that need an ac
 slow: install ## the tests that take minutes: a comparison killed at random points, compiled models
 	$(RUN) -m pytest -m slow
 
-check: install ## ruff: lint and format
+check: install ## ruff: lint and format; mypy: the types of the public API
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+# pyproject.toml's lower bounds on the first Python, the newest releases on each. A machine without a GPU may name the torch of
+# both: make compat OLDEST_TORCH=torch==2.13.0 NEWEST_TORCH=torch==2.13.0
+PYTHONS := $(foreach version,3.11 3.12 3.13,$(if $(shell python$(version) --version 2>&1 | grep ^Python),$(version)))
+OLDEST_TORCH ?= torch==2.8.0
+NEWEST_TORCH ?= torch
+
+compat: oldest-$(firstword $(PYTHONS)) $(PYTHONS:%=newest-%) ## the models' tests on the oldest and the newest allowed versions, on each Python there is
+
+oldest-%: ; $(call run-compat,$(OLDEST_TORCH),--constraint oldest.txt)
+newest-%: ; $(call run-compat,$(NEWEST_TORCH),--upgrade-strategy eager)
+
+define run-compat
+	test -x .compat/$@/bin/python || python$* -m venv .compat/$@
+	.compat/$@/bin/pip install --quiet --upgrade $(1)
+	.compat/$@/bin/pip install --quiet --upgrade $(2) $(1) --editable '.[dev]'
+	.compat/$@/bin/python -m pytest -n logical --maxprocesses 8 tests/models tests/test_package.py
+endef
 
 clean: ## remove what runs and tools left
-	rm -rf runs .pytest_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf runs dist .compat .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-.PHONY: help install demo test slow check clean
+.PHONY: help install demo test slow check compat clean

@@ -1,55 +1,41 @@
-"""S3BERT, BERT with S3Attention, the PoNet it is compared with, the Long Range Arena encoder and the S3 forecaster; importing
-registers all with Transformers' auto classes, and lets saved folders carry their code."""
+"""S3BERT, BERT with S3Attention, the PoNet it is compared with, the Long Range Arena encoder and the S3 forecaster.
 
-import transformers
-from transformers import AutoConfig, AutoTokenizer, BertTokenizer
+Importing registers all with Transformers' auto classes. It imports neither Transformers nor torch: a class is imported when it
+is first read, and registered when Transformers imports its auto classes (`auto_classes.py`).
+"""
 
-from .models import modeling_ponet, modeling_s3bert
-from .models.bundle import carry_code
-from .models.configuration_encoder import CLASS_SUFFIXES
-from .models.configuration_forecast import S3ForecastConfig
-from .models.configuration_lra import LraConfig
-from .models.configuration_ponet import PoNetConfig
-from .models.configuration_s3bert import S3BertConfig
-from .models.modeling_forecast import S3ForecastModel
-from .models.modeling_lra import LraForMaskedLM, LraForSequenceClassification, LraModel
-from .models.modeling_ponet import (
-    PoNetForMaskedLM,
-    PoNetForMultipleChoice,
-    PoNetForQuestionAnswering,
-    PoNetForSequenceClassification,
-    PoNetForTokenClassification,
-    PoNetModel,
-    PoNetPreTrainedModel,
-)
-from .models.modeling_s3bert import (
-    S3BertForMaskedLM,
-    S3BertForMultipleChoice,
-    S3BertForQuestionAnswering,
-    S3BertForSequenceClassification,
-    S3BertForTokenClassification,
-    S3BertModel,
-    S3BertPreTrainedModel,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .auto_classes import register as _register
 from .version import __version__
 
 
-for _config, _module, _name in ((S3BertConfig, modeling_s3bert, "S3Bert"), (PoNetConfig, modeling_ponet, "PoNet")):
-    AutoConfig.register(_config.model_type, _config)
-    AutoTokenizer.register(_config, tokenizer_class=BertTokenizer)
-    for _auto_class, _suffix in CLASS_SUFFIXES.items():
-        getattr(transformers, _auto_class).register(_config, getattr(_module, _name + _suffix))
-
-AutoConfig.register(LraConfig.model_type, LraConfig)
-transformers.AutoModel.register(LraConfig, LraModel)
-transformers.AutoModelForMaskedLM.register(LraConfig, LraForMaskedLM)
-transformers.AutoModelForSequenceClassification.register(LraConfig, LraForSequenceClassification)
-
-AutoConfig.register(S3ForecastConfig.model_type, S3ForecastConfig)
-transformers.AutoModel.register(S3ForecastConfig, S3ForecastModel)
-
-for _config in (S3BertConfig, PoNetConfig, LraConfig, S3ForecastConfig):
-    carry_code(_config, __version__)
+if TYPE_CHECKING:
+    from .models.configuration_forecast import S3ForecastConfig
+    from .models.configuration_lra import LraConfig
+    from .models.configuration_ponet import PoNetConfig
+    from .models.configuration_s3bert import S3BertConfig
+    from .models.modeling_forecast import S3ForecastModel
+    from .models.modeling_lra import LraForMaskedLM, LraForSequenceClassification, LraModel
+    from .models.modeling_ponet import (
+        PoNetForMaskedLM,
+        PoNetForMultipleChoice,
+        PoNetForQuestionAnswering,
+        PoNetForSequenceClassification,
+        PoNetForTokenClassification,
+        PoNetModel,
+        PoNetPreTrainedModel,
+    )
+    from .models.modeling_s3bert import (
+        S3BertForMaskedLM,
+        S3BertForMultipleChoice,
+        S3BertForQuestionAnswering,
+        S3BertForSequenceClassification,
+        S3BertForTokenClassification,
+        S3BertModel,
+        S3BertPreTrainedModel,
+    )
 
 __all__ = [
     "LraConfig",
@@ -76,3 +62,21 @@ __all__ = [
     "S3ForecastModel",
     "__version__",
 ]
+
+# What a class's name begins with, and what the two files that hold its family end with.
+_FAMILIES = {"S3Bert": "s3bert", "PoNet": "ponet", "Lra": "lra", "S3Forecast": "forecast"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    family = next(family for prefix, family in _FAMILIES.items() if name.startswith(prefix))
+    kind = "configuration" if name.endswith("Config") else "modeling"
+    return getattr(import_module(f"{__name__}.models.{kind}_{family}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+_register()

@@ -101,6 +101,8 @@ def test_a_misspelt_or_ill_shaped_argument_is_an_error(build_model, make_batch, 
         model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"][..., :-1])
     with pytest.raises(ValueError, match=r"input_ids.*inputs_embeds"):
         model.base_model()
+    with pytest.raises(ValueError, match=r"input_ids.*inputs_embeds"):
+        model()
 
 
 def test_base_and_head_checkpoints_are_interchangeable(build_model, model_class, tmp_path):

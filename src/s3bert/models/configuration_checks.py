@@ -32,12 +32,12 @@ class CheckedConfig(PreTrainedConfig):
                 if rate is not None and not 0 <= rate <= 1:
                     raise ValueError(f"{name} = {rate}: a dropout rate lies between 0 and 1.")
 
-    def check_counts(self, *names: str):
+    def check_counts(self, *names: str) -> None:
         for name in names:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
 
-    def check_division(self, name: str, what: str):
+    def check_division(self, name: str, what: str) -> None:
         number = getattr(self, name)
         if self.hidden_size % number:
             divisors = [d for d in range(1, self.hidden_size + 1) if self.hidden_size % d == 0]

@@ -49,7 +49,7 @@ class DLinearModel(PreTrainedModel):
         self.remainder = nn.Linear(config.context_length, config.prediction_length)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module):
+    def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             nn.init.constant_(module.weight, 1 / self.config.context_length)
             nn.init.zeros_(module.bias)

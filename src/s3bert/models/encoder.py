@@ -7,6 +7,7 @@ wherever the module is. B batch, S length, N `max_position_embeddings`, H hidden
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
@@ -70,7 +71,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
     lengthening = ""  # what else helps against too long a sequence, `length` tokens, beside truncating it
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
+    def _init_weights(self, module: nn.Module) -> None:
         """Linear, Embedding, Conv1d: weight normal(0, initializer_range), bias and padding embedding 0. LayerNorm: weight
         1, bias 0. `init` leaves alone what a checkpoint has filled."""
         super()._init_weights(module)
@@ -82,7 +83,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
     def get_position_embeddings(self) -> nn.Embedding:
         """The learned position embeddings, an (N, H) table."""
-        return self.base_model.embeddings.position_embeddings
+        return cast("EncoderModel", self.base_model).embeddings.position_embeddings
 
 
 class EncoderModel(EncoderPreTrainedModel):

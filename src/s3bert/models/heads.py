@@ -7,7 +7,8 @@ Inputs are the encoder's, and are passed on; the Trainer keeps the columns that 
 named. B batch, S length, V vocabulary.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,16 +25,22 @@ from transformers.models.bert.modeling_bert import BertOnlyMLMHead
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_encoder import EncoderConfig
-from .encoder import EncoderModel
+from .encoder import EncoderModel, EncoderPreTrainedModel
 from .numerics import at_least_float32
 
 
-class Head:
+if TYPE_CHECKING:  # what a head is mixed into
+    _Encoder = EncoderPreTrainedModel
+else:
+    _Encoder = object
+
+
+class Head(_Encoder):
     """What all heads do with their encoder."""
 
-    encoder_class: type[EncoderModel]
+    encoder_class: Callable[..., EncoderModel]
 
-    def _build(self, config: EncoderConfig, pooled: bool, **modules: nn.Module):
+    def _build(self, config: EncoderConfig, pooled: bool, **modules: nn.Module) -> None:
         """The encoder, under its own name, and the head's modules."""
         setattr(self, self.base_model_prefix, self.encoder_class(config, add_pooling_layer=pooled))
         for name, module in modules.items():
@@ -59,6 +66,11 @@ def mean_cross_entropy(
 def _classifier_dropout(config: EncoderConfig) -> nn.Dropout:
     rate = config.classifier_dropout
     return nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+
+
+def _classifier(config: EncoderConfig) -> nn.Linear:
+    # Transformers declares num_labels as "int | None".
+    return nn.Linear(config.hidden_size, config.num_labels)  # type: ignore[arg-type]
 
 
 def tied_decoder(base_model_prefix: str) -> dict[str, str]:
@@ -91,6 +103,8 @@ def labelled_positions(
 class MaskedLM(Head):
     """BERT's masked-LM head, the decoder tied to the word embeddings."""
 
+    cls: BertOnlyMLMHead
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self._build(config, pooled=False, cls=BertOnlyMLMHead(config))
@@ -98,7 +112,7 @@ class MaskedLM(Head):
     def get_output_embeddings(self) -> nn.Linear:
         return self.cls.predictions.decoder
 
-    def set_output_embeddings(self, new_embeddings: nn.Linear):
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
@@ -110,7 +124,7 @@ class MaskedLM(Head):
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         max_predictions: int | None = None,
         **kwargs: Any,
@@ -126,7 +140,7 @@ class MaskedLM(Head):
             ValueError: on CPU, more labels than `max_predictions`; on an accelerator, or compiled, the last are lost.
         """
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden_states = outputs.last_hidden_state
+        hidden_states = outputs[0]
         if self.config.sparse_prediction and self.training and labels is not None:
             hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
         logits = self.cls(hidden_states)
@@ -139,9 +153,12 @@ class MaskedLM(Head):
 class SequenceClassification(Head):
     """A linear layer on the pooled first token: classification, or regression."""
 
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        classifier = nn.Linear(config.hidden_size, config.num_labels)
+        classifier = _classifier(config)
         self._build(config, pooled=True, dropout=_classifier_dropout(config), classifier=classifier)
 
     @can_return_tuple
@@ -165,8 +182,10 @@ class SequenceClassification(Head):
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
-    def _loss(self, logits, labels, num_items_in_batch) -> torch.Tensor:
-        problem = self.config.problem_type
+    def _loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        problem: str | None = self.config.problem_type
         if problem is None:
             integers = not labels.is_floating_point()
             several = "single_label_classification" if integers else "multi_label_classification"
@@ -183,9 +202,12 @@ class SequenceClassification(Head):
 class TokenClassification(Head):
     """A linear layer on every token."""
 
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        classifier = nn.Linear(config.hidden_size, config.num_labels)
+        classifier = _classifier(config)
         self._build(config, pooled=False, dropout=_classifier_dropout(config), classifier=classifier)
 
     @can_return_tuple
@@ -196,7 +218,7 @@ class TokenClassification(Head):
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput | tuple:
@@ -212,6 +234,8 @@ class TokenClassification(Head):
 class QuestionAnswering(Head):
     """Scores for where an answer starts and ends."""
 
+    qa_outputs: nn.Linear
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self._build(config, pooled=False, qa_outputs=nn.Linear(config.hidden_size, 2))
@@ -224,8 +248,8 @@ class QuestionAnswering(Head):
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        start_positions: torch.LongTensor | None = None,
-        end_positions: torch.LongTensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput | tuple:
@@ -239,7 +263,7 @@ class QuestionAnswering(Head):
                 positions = positions.reshape(-1)
                 inside = (positions >= 0) & (positions < logits.shape[1])
                 losses.append(mean_cross_entropy(logits, positions.where(inside, -100), num_items_in_batch))
-            loss = sum(losses) / 2
+            loss = (losses[0] + losses[1]) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,
@@ -251,6 +275,9 @@ class QuestionAnswering(Head):
 
 class MultipleChoice(Head):
     """One score for each choice, from the pooled first token."""
+
+    dropout: nn.Dropout
+    classifier: nn.Linear
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -265,17 +292,19 @@ class MultipleChoice(Head):
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput | tuple:
         """Inputs are (B, C, S) for C choices; `labels` (B) number the right one. `logits` are (B, C)."""
-        num_choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None:
+            raise ValueError("Give either input_ids or inputs_embeds.")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         per_choice = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
         kwargs = {key: x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for key, x in kwargs.items()}
         outputs = self._encode(*per_choice, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, num_choices)
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(given.shape[:2])
         loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

@@ -20,6 +20,8 @@ class PerformerAttention(HeadAttention):
         ValueError: m under 1.
     """
 
+    directions: torch.Tensor
+
     def __init__(
         self,
         hidden_size: int,

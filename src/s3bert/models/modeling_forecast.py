@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from .configuration_forecast import S3ForecastConfig
 from .mixer_s3 import S3Mixer

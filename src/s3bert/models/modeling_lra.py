@@ -62,7 +62,7 @@ class LraPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
+    def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
             init.kaiming_uniform_(module.weight, a=5**0.5)
             if module.bias is not None:
@@ -95,7 +95,10 @@ class LraModel(LraPreTrainedModel):
 
     def mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """True at real tokens, (B, S); read from the ids where none is given."""
-        return input_ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
+        if attention_mask is not None:
+            return attention_mask != 0
+        padding = self.config.pad_token_id
+        return torch.ones_like(input_ids, dtype=torch.bool) if padding is None else input_ids.ne(padding)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         """
@@ -133,7 +136,8 @@ class LraForSequenceClassification(LraPreTrainedModel):
         self.encoder = LraModel(config)
         pooled_size = (4 if config.pair_inputs else 1) * config.hidden_size
         self.dense = nn.Linear(pooled_size, config.classifier_size)
-        self.classifier = nn.Linear(config.classifier_size, config.num_labels)
+        # Transformers declares num_labels as "int | None".
+        self.classifier = nn.Linear(config.classifier_size, config.num_labels)  # type: ignore[arg-type]
         self.post_init()
 
     def forward(

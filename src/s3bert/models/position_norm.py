@@ -4,6 +4,7 @@ B batch, S length of this batch, N positions, H hidden.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,9 @@ class PositionBatchNorm(nn.Module):
         max_length: N, number of positions.
         eps, momentum: as in `torch.nn.BatchNorm1d`.
     """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
 
     def __init__(self, max_length: int, eps: float = 1e-5, momentum: float = 0.1):
         super().__init__()
@@ -109,7 +113,7 @@ class _Normalisation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None,
         weight: torch.Tensor,
@@ -125,7 +129,7 @@ class _Normalisation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_states, mask, weight, mean, inverse, count = ctx.saved_tensors
         inputs, outer = at_least_float32(hidden_states), at_least_float32(gradient)
         sums = outer.sum((0, 2))
@@ -143,7 +147,9 @@ class _Normalisation(torch.autograd.Function):
         return inner, None, products * inverse, sums, None, None, None, None
 
 
-def _affine(hidden_states, weight, bias, mean, inverse) -> torch.Tensor:
+def _affine(
+    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor
+) -> torch.Tensor:
     """weight (x - mean) / std + bias in one pass, (B, S, H), of (S) statistics in at least float32."""
     scale = weight * inverse
     shift = bias - mean * scale
