@@ -164,6 +164,7 @@ def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
     of_s3 = {name: getattr(size, name) for name in ("num_segments", "num_row_samples", "num_column_samples")}
     of_s3 |= {"smoother_norm": size.smoother_norm, "smoother_dropout": size.dropout}
     fields = {name: value for name, value in _fields(size, length).items() if name != "hidden_act"}
+    fields["embedding_dropout_prob"] = size.dropout
     return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
 
 

@@ -30,7 +30,8 @@ _NEXT = """
 The model, its card (README.md) and losses.png are in {folder}. Next:
   fill a mask      python -c "import s3bert, transformers; \\
                      print(transformers.pipeline('fill-mask', '{folder}')('the [MASK] was there .'))"
-  finetune it      s3bert glue --config glue/small --model_name_or_path {folder} --task_name sst2 --output_dir {folder}-sst2
+  finetune it      s3bert glue --config glue/small --model_name_or_path {folder} --task_name sst2 \\
+                     --max_seq_length {length} --output_dir {folder}-sst2
   publish it       s3bert push --folder {folder} --dry_run\
 """
 
@@ -118,7 +119,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         publish(result, model, corpus, training, flops, str(processes.device), command)
         if mlm.push_to_hub:
             push_folder(folder, mlm.hub_model_id)
-        print(_NEXT.format(folder=folder))
+        print(_NEXT.format(folder=folder, length=min(128, corpus.block_size)))
     processes.wait_for_everyone()
     return result
 
