@@ -51,7 +51,10 @@ define run-compat
 	.compat/$@/bin/python -m pytest -n logical --maxprocesses 8 tests/models tests/test_package.py
 endef
 
-clean: ## remove what runs and tools left
-	rm -rf runs dist .compat .pytest_cache .ruff_cache .mypy_cache .hypothesis
+docs: install ## the documentation site, in build/site; a broken link or reference fails
+	$(RUN) -m mkdocs build --quiet
 
-.PHONY: help install demo test slow check compat clean
+clean: ## remove what runs and tools left
+	rm -rf runs build dist .compat .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+.PHONY: help install demo test slow check compat docs clean
