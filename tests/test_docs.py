@@ -31,9 +31,10 @@ from s3bert.commands import COMMANDS, main
 
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "api").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- parsed only: (?P<why>.+?) -->\n+)?^```(?P<info>[^\n]+)\n(?P<code>.*?)^```$", re.M | re.S)
 DEMO = "runs/demo/synthetic/pretrained"
+NAMES, VERBS, THINGS = ("anna", "george", "helen", "the baker"), ("praises", "leaves"), ("mill", "bread", "tower", "song")
 
 _TRAINING = "--max_train_steps 2 --per_device_train_batch_size 4 --per_device_eval_batch_size 8 --logging_steps 1"
 _WIDTH = "--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16"
@@ -126,8 +127,7 @@ class Reader:
         match words:
             case ["s3bert", name, *rest]:
                 self.run_s3bert(name, rest, why)
-            case ["accelerate" | "torchrun", *launcher, "-m", module, *rest]:
-                assert not launcher or launcher[0] in ("launch", "--nproc_per_node", "--nproc-per-node")
+            case ["accelerate", "launch", "-m", module, *rest] | ["torchrun", "--nproc_per_node", _, "-m", module, *rest]:
                 names = {f"s3bert.commands.{file}": name for name, file in COMMANDS.items()}
                 self.run_s3bert(names[module], rest, why)
             case ["python", script, *rest] if script.startswith("examples/"):
@@ -174,16 +174,24 @@ def demo(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def here(demo, tmp_path, monkeypatch) -> Path:
-    """The current folder: a fresh one, with what `make demo` leaves and the repository's examples."""
+def readers_folder(demo, tmp_path, monkeypatch) -> Path:
+    """The current folder: what `make demo` leaves, and stand-ins for the files that a page takes to be the reader's own."""
     (tmp_path / DEMO).parent.mkdir(parents=True)
     shutil.copytree(demo, tmp_path / DEMO, ignore=shutil.ignore_patterns("checkpoint-*", "corpus"))
+    sentences = [f"{name} {verb} the {thing} ." for name in NAMES for verb in VERBS for thing in THINGS]
+    labels = [("negative", "positive")[verb == "praises"] for _ in NAMES for verb in VERBS for _ in THINGS]
+    (tmp_path / "my_text.txt").write_text("\n".join(5 * sentences), encoding="utf-8")
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
+    rows = [f"{sentence},{label}" for sentence, label in zip(sentences, labels, strict=True)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    hours = [f"2024-01-{day:02}T{hour:02}:00,{10 + hour % 12},{hour / 24}" for day in range(1, 15) for hour in range(24)]
+    (tmp_path / "series.csv").write_text("\n".join(["date,load,temperature", *hours]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_of_a_page_runs(page, here, monkeypatch):
+def test_every_block_of_a_page_runs(page, readers_folder, monkeypatch):
     reader = Reader(page, monkeypatch)
     found = blocks(page)
     for block in found:
