@@ -52,7 +52,7 @@ define run-compat
 endef
 
 docs: install ## the documentation site, in build/site; a broken link or reference fails
-	$(RUN) -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build
 
 clean: ## remove what runs and tools left
 	rm -rf runs build dist .compat .pytest_cache .ruff_cache .mypy_cache .hypothesis

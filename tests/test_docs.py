@@ -19,6 +19,7 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -41,14 +42,15 @@ _WIDTH = "--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16"
 _MODEL = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32,max_position_embeddings=64"
 SMALL = {
     "prepare-corpus": "--vocab_size 300 --max_seq_length 32",
-    "pretrain": f"{_TRAINING} --max_eval_blocks 4 --report_to none --config_overrides {_MODEL}",
+    "pretrain": f"{_TRAINING} --vocab_size 300 --max_seq_length 32 --max_eval_blocks 4 --report_to none "
+    f"--config_overrides {_MODEL}",
     "glue": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 16",
     "prepare-lra": "--num_train 40 --num_val 10 --num_test 10",
-    "lra": f"{_TRAINING} {_WIDTH} --max_seq_length 32 --max_train_samples 16 --max_eval_samples 8",
+    "lra": f"{_TRAINING} {_WIDTH} --max_seq_length 64 --max_train_samples 16 --max_eval_samples 8",
     "copy-task": f"{_TRAINING} {_WIDTH} --num_eval_batches 1",
     "approximation": "--lengths 32 --sizes 4 8 --num_draws 2",
     "forecast": "--hidden_size 8 --num_hidden_layers 1 --num_train_epochs 1",
-    "benchmark": f"{_WIDTH} --num_attention_heads 2 --tokens_per_batch 64 --rounds 1 --min_seconds 0 --memory false",
+    "benchmark": f"--lengths 16 32 {_WIDTH} --num_attention_heads 2 --tokens_per_batch 64 --rounds 1 --min_seconds 0 --memory false",
 }
 
 
@@ -128,7 +130,7 @@ class Reader:
             case ["s3bert", name, *rest]:
                 self.run_s3bert(name, rest, why)
             case ["accelerate", "launch", "-m", module, *rest] | ["torchrun", "--nproc_per_node", _, "-m", module, *rest]:
-                names = {f"s3bert.commands.{file}": name for name, file in COMMANDS.items()}
+                names = {f"s3bert.commands.{command.module}": name for name, command in COMMANDS.items()}
                 self.run_s3bert(names[module], rest, why)
             case ["python", script, *rest] if script.startswith("examples/"):
                 self.monkeypatch.setattr("sys.argv", [script, *rest])
@@ -147,9 +149,10 @@ class Reader:
 
     def run_s3bert(self, name: str, words: list[str], why: str | None) -> None:
         if not why:
+            self.monkeypatch.setattr("sys.argv", sys.argv)  # which a command changes
             main([name, *words, *shlex.split(SMALL.get(name, ""))])
             return
-        module = importlib.import_module(f"s3bert.commands.{COMMANDS[name]}")
+        module = importlib.import_module(f"s3bert.commands.{COMMANDS[name].module}")
         parse = module.parse_arguments
 
         def parse_and_stop(*arguments, **keywords):
