@@ -1,6 +1,6 @@
 """Lengthens a checkpoint and finetunes it to classify long documents: CSV or JSON lines with the columns `text` and `label`.
 
-    python examples/long_documents.py --model runs/mine --data documents.jsonl --output_dir runs/documents
+python examples/long_documents.py --model runs/mine --data documents.jsonl --output_dir runs/documents
 """
 
 import argparse

@@ -32,10 +32,10 @@ from s3bert.commands import COMMANDS, main
 
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "api").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("api/*.md"))]
 BLOCK = re.compile(r"(?:^<!-- parsed only: (?P<why>.+?) -->\n+)?^```(?P<info>[^\n]+)\n(?P<code>.*?)^```$", re.M | re.S)
 DEMO = "runs/demo/synthetic/pretrained"
-NAMES, VERBS, THINGS = ("anna", "george", "helen", "the baker"), ("praises", "leaves"), ("mill", "bread", "tower", "song")
 
 _TRAINING = "--max_train_steps 2 --per_device_train_batch_size 4 --per_device_eval_batch_size 8 --logging_steps 1"
 _WIDTH = "--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16"
@@ -129,7 +129,14 @@ class Reader:
         match words:
             case ["s3bert", name, *rest]:
                 self.run_s3bert(name, rest, why)
-            case ["accelerate", "launch", "-m", module, *rest] | ["torchrun", "--nproc_per_node", _, "-m", module, *rest]:
+            case ["accelerate", "launch", "-m", module, *rest] | [
+                "torchrun",
+                "--nproc_per_node",
+                _,
+                "-m",
+                module,
+                *rest,
+            ]:
                 names = {f"s3bert.commands.{command.module}": name for name, command in COMMANDS.items()}
                 self.run_s3bert(names[module], rest, why)
             case ["python", script, *rest] if script.startswith("examples/"):
@@ -159,9 +166,10 @@ class Reader:
             parse(*arguments, **keywords)
             raise ParsedError
 
-        with self.monkeypatch.context() as patch, pytest.raises(ParsedError):
+        with self.monkeypatch.context() as patch:
             patch.setattr(module, "parse_arguments", parse_and_stop)
-            module.main(words)
+            with pytest.raises(ParsedError):
+                module.main(words)
 
 
 @pytest.fixture(scope="session")
@@ -181,13 +189,19 @@ def readers_folder(demo, tmp_path, monkeypatch) -> Path:
     """The current folder: what `make demo` leaves, and stand-ins for the files that a page takes to be the reader's own."""
     (tmp_path / DEMO).parent.mkdir(parents=True)
     shutil.copytree(demo, tmp_path / DEMO, ignore=shutil.ignore_patterns("checkpoint-*", "corpus"))
-    sentences = [f"{name} {verb} the {thing} ." for name in NAMES for verb in VERBS for thing in THINGS]
-    labels = [("negative", "positive")[verb == "praises"] for _ in NAMES for verb in VERBS for _ in THINGS]
+    names, verbs, things = (
+        ("anna", "george", "helen", "jack"),
+        ("praises", "leaves"),
+        ("mill", "bread", "tower", "song"),
+    )
+    sentences = [f"{name} {verb} the {thing} ." for name in names for verb in verbs for thing in things]
     (tmp_path / "my_text.txt").write_text("\n".join(5 * sentences), encoding="utf-8")
     (tmp_path / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
-    rows = [f"{sentence},{label}" for sentence, label in zip(sentences, labels, strict=True)]
-    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    hours = [f"2024-01-{day:02}T{hour:02}:00,{10 + hour % 12},{hour / 24}" for day in range(1, 15) for hour in range(24)]
+    reviews = [f"{sentence},{'positive' if 'praises' in sentence else 'negative'}" for sentence in sentences]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *reviews]), encoding="utf-8")
+    hours = [
+        f"2024-01-{day:02}T{hour:02}:00,{10 + hour % 12},{hour / 24}" for day in range(1, 15) for hour in range(24)
+    ]
     (tmp_path / "series.csv").write_text("\n".join(["date,load,temperature", *hours]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
