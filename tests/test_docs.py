@@ -4,7 +4,8 @@ A page is read from top to bottom in a folder of its own. What its blocks are fo
 
     ```python                 runs, in one namespace per page
     ```sh                     runs, command by command, with the arguments of SMALL behind the page's own
-    ```text                   is what the block before prints; compared after Python, where `...` stands for anything
+    ```text                   is what the block before prints. After Python it is compared, `...` standing for anything;
+                              after commands, whose full size it is of, it is not
     ```csv title="a.csv"      is written to that file; so is any block with a title
 
 `<!-- parsed only: hours -->` before commands that are too long for a test: their arguments are read, and no more.
@@ -14,6 +15,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import itertools
 import re
 import runpy
 import shlex
@@ -33,7 +35,8 @@ from s3bert.commands import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("api/*.md"))]
+ALL_PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("api/*.md"))]
+PAGES = [page for page in ALL_PAGES if "```" in page.read_text(encoding="utf-8")]
 BLOCK = re.compile(r"(?:^<!-- parsed only: (?P<why>.+?) -->\n+)?^```(?P<info>[^\n]+)\n(?P<code>.*?)^```$", re.M | re.S)
 DEMO = "runs/demo/synthetic/pretrained"
 
@@ -189,12 +192,13 @@ def readers_folder(demo, tmp_path, monkeypatch) -> Path:
     """The current folder: what `make demo` leaves, and stand-ins for the files that a page takes to be the reader's own."""
     (tmp_path / DEMO).parent.mkdir(parents=True)
     shutil.copytree(demo, tmp_path / DEMO, ignore=shutil.ignore_patterns("checkpoint-*", "corpus"))
-    names, verbs, things = (
-        ("anna", "george", "helen", "jack"),
-        ("praises", "leaves"),
-        ("mill", "bread", "tower", "song"),
-    )
-    sentences = [f"{name} {verb} the {thing} ." for name in names for verb in verbs for thing in things]
+    words = [
+        ["anna", "george", "helen", "jack"],
+        ["praises the", "leaves the"],
+        ["mill", "bread", "tower", "song"],
+        ".",
+    ]
+    sentences = [" ".join(choice) for choice in itertools.product(*words)]
     (tmp_path / "my_text.txt").write_text("\n".join(5 * sentences), encoding="utf-8")
     (tmp_path / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
     reviews = [f"{sentence},{'positive' if 'praises' in sentence else 'negative'}" for sentence in sentences]
@@ -230,6 +234,19 @@ def test_readme_is_one_page():
     assert len(lines) <= 150
     assert max(map(len, lines)) < 120
     assert words <= 1200
+
+
+def test_numbers_of_readme_are_those_of_the_results():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.split("|")[2:-1]] for row in re.findall(r"^\|.+\|$", text, re.M)]
+    run, compared = "", 0
+    for *values, name in rows[2 : [len(row) for row in rows].index(1)]:
+        run = name or run
+        results = (ROOT / "results" / run / "results.md").read_text(encoding="utf-8")
+        for value in filter(None, values):
+            assert value == "1" or value in results, f"{value} is not in {run}"
+            compared += value != "1"
+    assert compared
 
 
 def test_links_of_readme_lead_somewhere():
