@@ -249,6 +249,11 @@ def test_numbers_of_readme_are_those_of_the_results():
     assert compared
 
 
+def test_readme_lists_every_command():
+    listed = re.findall(r"`s3bert ([a-z0-9-]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert Counter(listed) == Counter(list(COMMANDS))
+
+
 def test_links_of_readme_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8")):
         assert target.startswith("https://") or (ROOT / target).exists(), target
