@@ -221,6 +221,18 @@ def test_every_block_of_a_page_runs(page, readers_folder, monkeypatch):
     assert reader.done.total() == len(found)
 
 
+def test_options_named_in_the_text_exist(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+    help_texts = capsys.readouterr().out
+    examples = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*.py"))
+    known = set(re.findall(r"--(\w+)", help_texts)) | set(re.findall(r'"--(\w+)"', examples)) | {"cpu"}  # accelerate's
+    for page in ALL_PAGES:
+        inline = " ".join(re.findall(r"`[^`\n]+`", BLOCK.sub("", page.read_text(encoding="utf-8"))))
+        assert set(re.findall(r"--(\w+)", inline)) <= known, page.name
+
+
 def test_few_blocks_are_only_parsed():
     found = [block for page in PAGES for block in blocks(page)]
     parsed = [block for block in found if block.why]
