@@ -6,16 +6,15 @@ import griffe
 
 
 class StrictDataclasses(griffe.Extension):
-    """Shows a @strict class's fields, inherited ones too, as arguments of its constructor."""
+    """Shows a @strict class's fields, inherited ones too, as its arguments, but for the `auto_map` that nobody sets."""
 
-    def on_class_instance(self, *, cls: griffe.Class, **kwargs: Any) -> None:
-        if any(
-            decorator.callable_path == "huggingface_hub.dataclasses.strict"
-            for decorator in cls.decorators
-        ):
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        paths = [decorator.callable_path for decorator in cls.decorators]
+        if "huggingface_hub.dataclasses.strict" in paths:
             dataclass = griffe.ExprName(
                 "dataclass", parent=griffe.ExprName("dataclasses")
             )
             cls.decorators.append(
                 griffe.Decorator(dataclass, lineno=None, endlineno=None)
             )
+            cls.members.pop("auto_map", None)
