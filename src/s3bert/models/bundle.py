@@ -7,6 +7,7 @@ copies them when that model is saved. This module itself stays in the package.
 import ast
 import builtins
 import inspect
+import os
 import symtable
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedConfig
 
@@ -27,7 +29,9 @@ def carry_code(config_class: type[PreTrainedConfig], version: str) -> None:
     save_config, folder = config_class.save_pretrained, Path(inspect.getfile(config_class)).parent
 
     @wraps(save_config)
-    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
+    def save_pretrained(
+        self: PreTrainedConfig, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
+    ) -> None:
         save_config(self, save_directory)
         for name, text in bundle(folder, config_class().auto_map, version).items():
             Path(save_directory, name).write_text(text, encoding="utf-8")
@@ -78,7 +82,7 @@ def _in_order_of_imports(folder: Path, root: str) -> list[_Module]:
     """The root behind all that it imports from its folder."""
     modules: dict[str, _Module] = {}
 
-    def visit(name: str):
+    def visit(name: str) -> None:
         module = _read(folder / f"{name}.py")
         for sibling in module.siblings().values():
             if sibling not in (name, *modules):

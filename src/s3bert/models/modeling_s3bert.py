@@ -5,6 +5,8 @@
 B batch, S length, N `max_position_embeddings`, H hidden size.
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -107,7 +109,7 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
+    def _init_weights(self, module: nn.Module) -> None:
         """As every encoder's, and
 
         smoother.filter             Kaiming normal, fan-in, ReLU gain (Algorithm 2)
@@ -128,7 +130,7 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
             init.copy_(module.column_indices, column_indices)
 
     @torch.no_grad()
-    def resize_position_embeddings(self, new_num_position_embeddings: int):
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
         """Lengthens (or shortens) a trained model in place to sequences of `new_num_position_embeddings` tokens.
 
         The filters keep their taps at every lag they had, position embeddings and the per-position BatchNorm repeat
@@ -143,14 +145,15 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
             raise ValueError(f"new_num_position_embeddings = {new_length!r}: give a number of tokens, at least 1.")
         if new_length == self.config.max_position_embeddings:
             return
-        embeddings = self.base_model.embeddings
+        embeddings = cast(EncoderModel, self.base_model).embeddings
         table = nn.Embedding.from_pretrained(
             repeat_cyclically(embeddings.position_embeddings.weight, new_length), freeze=False
         )
         table.weight.requires_grad_(embeddings.position_embeddings.weight.requires_grad)
         embeddings.position_embeddings = table
-        embeddings.position_ids = torch.arange(new_length, device=table.weight.device)[None]
-        embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
+        position_ids = torch.arange(new_length, device=table.weight.device)[None]
+        embeddings.register_buffer("position_ids", position_ids, persistent=False)
+        embeddings.register_buffer("token_type_ids", torch.zeros_like(position_ids), persistent=False)
         for smoother in self._smoothers():
             smoother.resize(new_length)
         self.config.max_position_embeddings = new_length

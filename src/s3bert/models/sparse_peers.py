@@ -4,7 +4,7 @@ S3BERT and PoNet do so by `sparse_prediction`; at small sizes decoding every pos
 decoders. Loss and gradients are Transformers' own. Names are too, so that a saved folder is one of Transformers'.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -13,7 +13,13 @@ from transformers.modeling_outputs import MaskedLMOutput
 from .heads import labelled_positions, mean_cross_entropy
 
 
-class LabelledPositions:
+if TYPE_CHECKING:  # what it is mixed into
+    _MaskedLM = transformers.PreTrainedModel
+else:
+    _MaskedLM = object
+
+
+class LabelledPositions(_MaskedLM):
     """To stand before a masked-LM class with an encoder and a head `cls`; evaluation is that class's own."""
 
     def forward(
@@ -28,7 +34,7 @@ class LabelledPositions:
             return super().forward(input_ids, labels=labels, **kwargs)
         hidden_states = self.base_model(input_ids, **kwargs)[0]  # (B, S, H)
         hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
-        logits = self.cls(hidden_states)
+        logits = self.get_submodule("cls")(hidden_states)
         return MaskedLMOutput(loss=mean_cross_entropy(logits, labels, None), logits=logits)
 
 
