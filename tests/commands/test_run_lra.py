@@ -135,7 +135,7 @@ def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("task", "words", "published"),
     [
-        ("image", ["s3", "s3:smoother_dropout=0.5"], ["53.90", "53.90"]),
+        ("image", ["s3", "s3:smoother_dropout_prob=0.5"], ["53.90", "53.90"]),
         ("image", ["s3:num_row_samples=16,num_column_samples=16", "s3:num_row_samples=16"], ["best 57.73", ""]),
         ("listops", ["s3", "s3:use_row_attention=false"], ["38.30, best 39.15", ""]),
         ("text", ["softmax", "softmax:causal=true", "linear"], ["64.27", "", ""]),

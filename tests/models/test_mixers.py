@@ -11,6 +11,7 @@ from reference import relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.iterative_inverse import iterative_inverse
 from s3bert.models.mixer_kernelized import SkyformerAttention, gaussian_kernel
 from s3bert.models.mixer_linear import LinearAttention
@@ -318,3 +319,8 @@ def test_a_wrong_mixer_or_setting_is_named(name, own, message):
 def test_a_sequence_longer_than_the_mixer_spans_is_refused(name):
     with pytest.raises(ValueError, match=f"The sequence has {LENGTH + 1} tokens"):
         make(name)(torch.randn(1, LENGTH + 1, HIDDEN))
+
+
+def test_a_configuration_with_the_old_name_of_the_smoothers_dropout_loads():
+    config = LraConfig(mixer_settings={"smoother_dropout": 0.3, "num_segments": 4})
+    assert config.mixer_settings == {"smoother_dropout_prob": 0.3, "num_segments": 4}

@@ -126,6 +126,15 @@ def test_tokens_of_other_segments_reach_a_token_through_the_global_vector_alone(
     assert not torch.equal(before[5], after[5]), "a segment's maximum reaches all of it"
 
 
+@pytest.mark.parametrize("family", ["ponet"])
+def test_the_authors_name_of_a_field_is_taken_and_saved_under_ours(tiny_config, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "ponet", "clsgsepg": false}')
+    for config in (tiny_config(clsgsepg=False), PoNetConfig.from_pretrained(tmp_path)):
+        assert config.exclude_special_from_pooling is config.clsgsepg is False
+        assert "clsgsepg" not in config.to_dict()
+    assert tiny_config().exclude_special_from_pooling
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["ponet"])
 def test_segments_given_or_of_fixed_width_replace_those_of_special_tokens(build_model):

@@ -378,9 +378,7 @@ def test_the_config_fields_and_defaults_are_the_checkpoint_format():
         "use_row_attention": True,
         "use_column_attention": True,
         "sparse_prediction": False,
-        "fourier_impl": "fft",
-        "attention_form": "auto",
-        "smoother_form": "auto",
+        "implementation": "auto",
     }
     assert S3BertConfig.model_type == "s3bert"
     assert S3BertModel.base_model_prefix == "s3bert"

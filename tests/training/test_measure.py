@@ -34,14 +34,13 @@ def test_counting_leaves_weights_statistics_and_generators_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_what_is_counted_is_the_arithmetic_of_the_form_that_runs():
+def test_what_is_counted_is_the_arithmetic_of_the_implementation_that_runs():
     inputs = {"input_ids": torch.randint(0, 50, (8, 64))}
     flops = []
-    for attention, smoother in (("direct", "direct"), ("skip_kv", "direct"), ("low_rank", "direct"), ("auto", "auto")):
-        forms = dict(attention_form=attention, smoother_form=smoother, num_row_samples=2, num_column_samples=2)
-        flops.append(training_flops(S3BertModel(S3BertConfig(**SIZES, max_position_embeddings=64, **forms)), inputs))
-    assert flops == sorted(flops, reverse=True)
-    assert len(set(flops)) == 4, "auto folds the stem too"
+    for implementation in ("direct", "auto"):
+        own = dict(implementation=implementation, num_row_samples=2, num_column_samples=2)
+        flops.append(training_flops(S3BertModel(S3BertConfig(**SIZES, max_position_embeddings=64, **own)), inputs))
+    assert flops[0] > 1.5 * flops[1], "auto folds the stem and mixes landmarks alone"
 
 
 def test_a_cpus_peak_is_timed_and_says_so():

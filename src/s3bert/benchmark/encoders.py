@@ -85,7 +85,7 @@ def _fields(size: EncoderSize, length: int) -> dict:
     }
 
 
-def _s3bert(size: EncoderSize, length: int, **forms: str) -> PreTrainedModel:
+def _s3bert(size: EncoderSize, length: int, implementation: str = "auto") -> PreTrainedModel:
     config = S3BertConfig(
         **_fields(size, length),
         num_segments=size.num_segments,
@@ -93,7 +93,7 @@ def _s3bert(size: EncoderSize, length: int, **forms: str) -> PreTrainedModel:
         num_column_samples=size.num_column_samples,
         smoother_norm=size.smoother_norm,
         smoother_dropout_prob=size.dropout,
-        **forms,
+        implementation=implementation,
     )
     return S3BertModel(config, add_pooling_layer=False)
 
@@ -162,7 +162,7 @@ def _ponet(size: EncoderSize, length: int) -> PreTrainedModel:
 def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
     """The Long Range Arena encoder around a mixer with its own settings, S3's those of the size."""
     of_s3 = {name: getattr(size, name) for name in ("num_segments", "num_row_samples", "num_column_samples")}
-    of_s3 |= {"smoother_norm": size.smoother_norm, "smoother_dropout": size.dropout}
+    of_s3 |= {"smoother_norm": size.smoother_norm, "smoother_dropout_prob": size.dropout}
     fields = {name: value for name, value in _fields(size, length).items() if name != "hidden_act"}
     fields["embedding_dropout_prob"] = size.dropout
     return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
@@ -170,10 +170,7 @@ def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
 
 BASELINES: dict[str, Peer] = {
     "s3bert": Peer(_s3bert),
-    "s3bert-direct": Peer(partial(_s3bert, attention_form="direct", smoother_form="direct")),
-    "s3bert-short": Peer(partial(_s3bert, attention_form="low_rank", smoother_form="short")),
-    "s3bert-folded": Peer(partial(_s3bert, attention_form="low_rank", smoother_form="folded")),
-    "s3bert-skip_kv": Peer(partial(_s3bert, attention_form="skip_kv")),
+    "s3bert-direct": Peer(partial(_s3bert, implementation="direct")),
     "bert": Peer(partial(_bert, attention="sdpa")),
     "bert-eager": Peer(partial(_bert, attention="eager")),
     "fnet": Peer(_fnet, "takes no attention mask: padding is mixed in like tokens"),

@@ -13,7 +13,7 @@ from s3bert.data.corpus import Corpus
 from s3bert.data.sources import parse_sources
 from s3bert.data.streaming import StreamingCorpus
 from s3bert.files import write_text
-from s3bert.models.sparse_peers import SPARSE_PEERS
+from s3bert.models.sparse_baselines import SPARSE_BASELINES
 from s3bert.reports.losses import plot_losses
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.mlm import ShortSequences
@@ -86,10 +86,10 @@ def build_model(
                 f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
                 "--max_seq_length."
             )
-        if config.model_type in SPARSE_PEERS:
-            return SPARSE_PEERS[config.model_type](config)
+        if config.model_type in SPARSE_BASELINES:
+            return SPARSE_BASELINES[config.model_type](config)
         return AutoModelForMaskedLM.from_config(config, **remote)
-    auto_class = SPARSE_PEERS.get(config.model_type, AutoModelForMaskedLM)
+    auto_class = SPARSE_BASELINES.get(config.model_type, AutoModelForMaskedLM)
     model = auto_class.from_pretrained(model_name_or_path, config=config, dtype="float32", **remote)
     if config.vocab_size < vocab_size:
         raise ValueError(

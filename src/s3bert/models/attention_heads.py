@@ -46,7 +46,7 @@ class HeadAttention(nn.Module):
         raise NotImplementedError
 
 
-def keys_that_count(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def zero_padded_keys(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """(B, h, S, ...) with zeros at padding."""
     return states if mask is None else states.masked_fill(~mask.view(len(mask), 1, -1, *[1] * (states.dim() - 3)), 0)
 

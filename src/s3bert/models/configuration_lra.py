@@ -13,7 +13,8 @@ class LraConfig(CheckedConfig):
     """The defaults are the encoder of Nystromformer's LRA code, which the S3Attention paper uses.
 
     Args:
-        mixer: a name in `mixers.MIXERS`. mixer_settings: its own settings by name.
+        mixer: a name in `mixers.MIXERS`. mixer_settings: its own settings by name. (S3's `smoother_dropout` of folders saved before it
+            had S3BERT's name becomes `smoother_dropout_prob`.)
         max_position_embeddings: tokens of the task's longest sequence.
         classifier_size: of the classifier's hidden layer.
         hidden_dropout_prob: after each mixer and in the feed-forward. embedding_dropout_prob: after the embeddings; None for the
@@ -59,6 +60,12 @@ class LraConfig(CheckedConfig):
             "AutoModelForSequenceClassification": "modeling_lra.LraForSequenceClassification",
         }
     )
+
+    def __post_init__(self, **kwargs):
+        if self.mixer == "s3" and "smoother_dropout" in self.mixer_settings:
+            settings = dict(self.mixer_settings)
+            self.mixer_settings = {"smoother_dropout_prob": settings.pop("smoother_dropout"), **settings}
+        super().__post_init__(**kwargs)
 
     def validate_sizes(self):
         """Counts are positive, and heads divide the hidden size."""

@@ -16,7 +16,8 @@ class PoNetConfig(EncoderConfig):
         segment_rule: the segments of segment max-pooling where the caller gives none. "special": every [CLS] and [SEP]
             is one of its own, and each run of tokens between them is one. "fixed:m": m of equal width at
             `max_position_embeddings` tokens, each floor(max_position_embeddings / m) + 1 wide.
-        clsgsepg: keep [CLS] and [SEP] out of local and segment pooling, so that they see the global vector alone.
+        exclude_special_from_pooling: keep [CLS] and [SEP] out of local and segment pooling, so that they see the global vector
+            alone. The authors' name for it, `clsgsepg`, is taken too.
         cls_token_id, sep_token_id: the special tokens; the defaults are the uncased BERT vocabulary's.
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
@@ -30,9 +31,10 @@ class PoNetConfig(EncoderConfig):
     """
 
     model_type = "ponet"
+    attribute_map = {"clsgsepg": "exclude_special_from_pooling"}
 
     segment_rule: str = "special"
-    clsgsepg: bool = True
+    exclude_special_from_pooling: bool = True
     cls_token_id: int | None = 101
     sep_token_id: int | None = 102
     auto_map: dict[str, str] = field(default_factory=lambda: auto_map("ponet", "PoNet"))

@@ -29,10 +29,12 @@ class S3BertConfig(EncoderConfig):
             and kept when a model is lengthened.
         use_fourier_convolution, use_convolution_stem, use_row_attention, use_column_attention: the paper's ablation
             (Table 7).
-        fourier_impl: "fft", or "matmul" for real matrix products in its place: no complex numbers, for exporting; quadratic.
-        attention_form, smoother_form: how the same numbers are computed. "auto" picks by shapes and mode; "direct" is the
-            paper's order of operations; "skip_kv" and "low_rank", "short" and "folded" are exact faster ones (fast_s3.py).
-            One that does not cover a call (adapters, hooks, holes in a mask) steps aside to one that does.
+        implementation: how S3Attention is computed; up to rounding the outputs are the same. "auto" picks an exact fast form by shapes
+            and mode (fast_smoother.py, fast_attention.py); "direct" is the paper's order of operations; "export" has real matrix
+            products in place of the FFT, for `torch.export` and ONNX: no complex numbers, quadratic in the length.
+
+    A folder saved before `implementation` existed loads: `fourier_impl="matmul"` becomes "export", direct forms of both smoother and
+    attention become "direct", every other choice of forms "auto".
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1, both attentions switched off; a
@@ -59,14 +61,17 @@ class S3BertConfig(EncoderConfig):
     use_convolution_stem: bool = True
     use_row_attention: bool = True
     use_column_attention: bool = True
-    fourier_impl: Literal["fft", "matmul"] = "fft"
-    attention_form: Literal["auto", "direct", "skip_kv", "low_rank"] = "auto"
-    smoother_form: Literal["auto", "direct", "short", "folded"] = "auto"
+    implementation: Literal["auto", "direct", "export"] = "auto"
     auto_map: dict[str, str] = field(default_factory=lambda: auto_map("s3bert", "S3Bert"))
 
     def __post_init__(self, **kwargs):
         if self.landmark_length is None:
             self.landmark_length = self.max_position_embeddings
+        forms = {kwargs.pop("attention_form", "auto"), kwargs.pop("smoother_form", "auto")}
+        if kwargs.pop("fourier_impl", "fft") == "matmul":
+            self.implementation = "export"
+        elif forms == {"direct"}:
+            self.implementation = "direct"
         super().__post_init__(**kwargs)
 
     def validate_segments_and_landmarks(self):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .attention_heads import HeadAttention, keys_that_count
+from .attention_heads import HeadAttention, zero_padded_keys
 from .mixer_linear import SMALLEST_DENOMINATOR, feature_sums
 from .numerics import at_least_float32
 
@@ -106,11 +106,11 @@ class FmmAttention(HeadAttention):
     def _far_field(self, name, query, key, value, mask):
         """Linear attention under one feature map."""
         feature_map = FEATURE_MAPS[name]
-        features = keys_that_count(feature_map(key), mask)
+        features = zero_padded_keys(feature_map(key), mask)
         numerator, denominator = feature_sums(feature_map(query), features, value, self.causal)
         if name != "tanh_raw":
             return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
-        sizes = keys_that_count(denominator.abs(), mask)
+        sizes = zero_padded_keys(denominator.abs(), mask)
         count = denominator.shape[2] if mask is None else mask.sum(1).clamp(min=1)[:, None, None, None]
         smallest = (_RAW_GUARD * sizes.sum(2, keepdim=True) / count).clamp(min=SMALLEST_DENOMINATOR)
         sign = torch.where(denominator < 0, -1.0, 1.0)

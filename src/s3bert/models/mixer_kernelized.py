@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from .attention_heads import HeadAttention, keys_that_count, real_lengths
+from .attention_heads import HeadAttention, real_lengths, zero_padded_keys
 from .iterative_inverse import iterative_inverse
 from .numerics import at_least_float32
 
@@ -40,7 +40,7 @@ class KernelizedAttention(HeadAttention):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
             scale = self.head_size**-0.25
             weights = self.dropout(gaussian_kernel(query * scale, key * scale))  # (B, h, S, S)
-            return weights @ keys_that_count(value, mask)
+            return weights @ zero_padded_keys(value, mask)
 
 
 class SkyformerAttention(HeadAttention):
@@ -95,7 +95,7 @@ class SkyformerAttention(HeadAttention):
             gram = torch.where(pairs, gaussian_kernel(landmarks, landmarks), identity)  # M; (B, h, d, d)
             to_landmarks = gaussian_kernel(query, landmarks).masked_fill(~counts[:, :, None], 0)  # (B, h, S, d)
             from_keys = gaussian_kernel(landmarks, key).masked_fill(~counts[..., None], 0)  # (B, h, d, S)
-            return to_landmarks @ self._solve(gram, from_keys @ keys_that_count(value, mask))
+            return to_landmarks @ self._solve(gram, from_keys @ zero_padded_keys(value, mask))
 
     def _landmarks(self, query, key, mask):
         """Landmark rows and which of them count."""

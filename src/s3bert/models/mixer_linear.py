@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from .attention_heads import HeadAttention, keys_that_count
+from .attention_heads import HeadAttention, zero_padded_keys
 from .numerics import at_least_float32
 
 
@@ -26,7 +26,7 @@ class LinearAttention(HeadAttention):
     def attend(self, query, key, value, mask):
         with torch.autocast(query.device.type, enabled=False):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
-            key = keys_that_count(F.elu(key) + 1, mask)
+            key = zero_padded_keys(F.elu(key) + 1, mask)
             numerator, denominator = feature_sums(F.elu(query) + 1, key, value, self.causal)
             return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
 

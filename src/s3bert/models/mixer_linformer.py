@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .attention_heads import HeadAttention, keys_that_count, token_numbers
+from .attention_heads import HeadAttention, token_numbers, zero_padded_keys
 from .numerics import at_least_float32
 
 
@@ -37,7 +37,7 @@ class LinformerAttention(HeadAttention):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
             numbers = token_numbers(query, mask)
             key, value = (
-                projection[numbers][:, None].transpose(2, 3) @ keys_that_count(states, mask)  # (B, h, k, p)
+                projection[numbers][:, None].transpose(2, 3) @ zero_padded_keys(states, mask)  # (B, h, k, p)
                 for projection, states in ((self.key_projection, key), (self.value_projection, value))
             )
             weights = (query @ key.transpose(2, 3) / self.head_size**0.5).softmax(3)

@@ -9,7 +9,7 @@ Ql and Kl are means of consecutive queries and keys. Transformers' class needs i
 import torch
 from torch import nn
 
-from .attention_heads import HeadAttention, keys_that_count, real_lengths, token_numbers
+from .attention_heads import HeadAttention, real_lengths, token_numbers, zero_padded_keys
 from .iterative_inverse import iterative_inverse
 from .numerics import at_least_float32
 
@@ -50,7 +50,7 @@ class NystromAttention(HeadAttention):
         )
 
     def attend(self, query, key, value, mask):
-        convolved = 0 if self.convolution is None else self.convolution(keys_that_count(value, mask))
+        convolved = 0 if self.convolution is None else self.convolution(zero_padded_keys(value, mask))
         with torch.autocast(query.device.type, enabled=False):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
             query, key = query * self.head_size**-0.25, key * self.head_size**-0.25
@@ -69,7 +69,7 @@ class NystromAttention(HeadAttention):
             from_keys = from_keys.softmax(3).masked_fill(~counts[..., None], 0)
             columns = between.abs().sum(2).amax(2)[..., None, None]  # |K2|_1; rows sum to one
             inverse = iterative_inverse(between, between.transpose(2, 3) / columns, self.num_iterations)
-            return self.dropout(to_landmarks @ (inverse @ (from_keys @ keys_that_count(value, mask)))) + convolved
+            return self.dropout(to_landmarks @ (inverse @ (from_keys @ zero_padded_keys(value, mask)))) + convolved
 
     def _runs(self, query, mask):
         """Which tokens each landmark is the mean of."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from .attention_heads import HeadAttention, keys_that_count
+from .attention_heads import HeadAttention, zero_padded_keys
 from .mixer_linear import SMALLEST_DENOMINATOR, feature_sums
 from .numerics import at_least_float32
 
@@ -57,7 +57,7 @@ class PerformerAttention(HeadAttention):
             if mask is not None:
                 key = key.masked_fill(~mask[:, None, :, None], torch.finfo(key.dtype).min)
             query = (query - query.amax(3, keepdim=True).detach()).exp()
-            key = keys_that_count((key - key.amax((2, 3), keepdim=True).detach()).exp(), mask)
+            key = zero_padded_keys((key - key.amax((2, 3), keepdim=True).detach()).exp(), mask)
             numerator, denominator = feature_sums(query, key, value, self.causal)
             return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
 

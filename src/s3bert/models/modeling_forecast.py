@@ -89,7 +89,7 @@ class S3ForecastBlock(GradientCheckpointingLayer):
             num_row_samples=config.num_row_samples,
             num_column_samples=config.num_column_samples,
             smoother_norm=config.smoother_norm,
-            smoother_dropout=config.smoother_dropout_prob,
+            smoother_dropout_prob=config.smoother_dropout_prob,
             landmark_seed=config.landmark_seed,
             layer_index=layer_index,
         )

@@ -106,7 +106,7 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
         hidden_states, mask = self.embed(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         special = self._special(input_ids, mask)
         segments = self._segments(hidden_states, special, segment_ids)
-        apart = special if self.config.clsgsepg else None
+        apart = special if self.config.exclude_special_from_pooling else None
         hidden_states = self.encoder(hidden_states, mask, segments, apart)
         pooled = self.pool(hidden_states, mask)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)

@@ -1,6 +1,6 @@
-"""S3BERT: BERT with its self-attention swapped for S3Attention (smoother.py, skeleton_attention.py), and the usual heads.
+"""S3BERT: BERT with its self-attention swapped for S3Attention (mixer_s3.py), and the usual heads.
 
-    x -> Smoother -> z -> Q, K, V -> skeleton attention -> linear -> dropout -> LayerNorm(x + .) -> feed-forward
+    x -> S3Attention -> dropout -> LayerNorm(x + .) -> feed-forward
 
 B batch, S length, N `max_position_embeddings`, H hidden size.
 """
@@ -17,6 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_s3bert import S3BertConfig
 from .encoder import EncoderLayer, EncoderModel, EncoderPreTrainedModel
+from .fast_smoother import fold, folded_bytes, unfold
 from .heads import (
     MaskedLM,
     MultipleChoice,
@@ -25,6 +26,7 @@ from .heads import (
     TokenClassification,
     tied_decoder,
 )
+from .mixer_s3 import apply_s3, build_s3, is_plain
 from .position_norm import PositionBatchNorm, repeat_cyclically
 from .skeleton_attention import SkeletonAttention
 from .smoother import FLOAT32_PARTS, Smoother
@@ -34,56 +36,63 @@ logger = logging.get_logger(__name__)
 
 
 class S3BertSelfOutput(BertSelfOutput):
-    """BERT's, except that its projection `dense` has been applied by the attention, which may fuse the two."""
+    """BERT's, except that its projection `dense` has been applied by `apply_s3`, which may fuse it with the attention."""
 
     def forward(self, projected: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         return self.LayerNorm(self.dropout(projected) + inputs)
 
 
 class S3BertAttention(nn.Module):
-    """Smoother, skeleton attention, and BERT's output projection with the residual of the unsmoothed input."""
+    """S3Attention, and BERT's residual of the unsmoothed input; the arguments are those of `apply_s3`."""
 
     def __init__(self, config: S3BertConfig, layer_index: int):
         super().__init__()
-        self.smoother = Smoother(
-            config.hidden_size,
-            config.num_segments,
-            config.max_position_embeddings,
-            norm=config.smoother_norm,
-            dropout=config.smoother_dropout_prob,
-            use_fourier_convolution=config.use_fourier_convolution,
-            use_convolution_stem=config.use_convolution_stem,
-            layer_norm_eps=config.layer_norm_eps,
-            form=config.smoother_form,
-            fourier_impl=config.fourier_impl,
-        )
-        self.self = SkeletonAttention(
+        self.implementation = config.implementation
+        self.smoother, self.self = build_s3(
             config.hidden_size,
             config.num_attention_heads,
-            config.num_row_samples,
-            config.num_column_samples,
-            config.landmark_length,
+            config.max_position_embeddings,
+            num_segments=config.num_segments,
+            num_row_samples=config.num_row_samples,
+            num_column_samples=config.num_column_samples,
+            smoother_dropout_prob=config.smoother_dropout_prob,
+            attention_dropout_prob=config.attention_probs_dropout_prob,
+            smoother_norm=config.smoother_norm,
+            use_fourier_convolution=config.use_fourier_convolution,
+            use_convolution_stem=config.use_convolution_stem,
             use_row_attention=config.use_row_attention,
             use_column_attention=config.use_column_attention,
+            landmark_length=config.landmark_length,
             landmark_sampling=config.landmark_sampling,
             landmark_seed=config.landmark_seed,
             layer_index=layer_index,
-            dropout=config.attention_probs_dropout_prob,
+            implementation=config.implementation,
             layer_norm_eps=config.layer_norm_eps,
-            form=config.attention_form,
         )
         self.output = S3BertSelfOutput(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, contiguous: bool = False
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        contiguous: bool = False,
+        use_sdpa: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        smoothed = self.smoother(hidden_states, mask, contiguous)
-        projected, row_weights = self.self(smoothed, mask, lambda: self.output.dense)
+        projected, row_weights = apply_s3(
+            self.smoother,
+            self.self,
+            self.output.dense,
+            hidden_states,
+            mask,
+            implementation=self.implementation,
+            contiguous=contiguous,
+            use_sdpa=use_sdpa,
+        )
         return self.output(projected, hidden_states), row_weights
 
 
 class S3BertLayer(EncoderLayer):
-    """S3Attention and BERT's feed-forward; called with a mask (B, S) and whether each sequence's real tokens are one run."""
+    """S3Attention and BERT's feed-forward; called with what `S3BertAttention` is."""
 
     def __init__(self, config: S3BertConfig, layer_index: int):
         super().__init__(config, S3BertAttention(config, layer_index))
@@ -107,6 +116,20 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     _no_split_modules = ["S3BertLayer"]
     _can_record_outputs = {"hidden_states": S3BertLayer, "attentions": S3BertAttention}
     _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
+    _supports_sdpa = True
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Transformers' check of `attn_implementation`: "eager", the default, or "sdpa" (see `apply_s3`).
+
+        Raises:
+            ValueError: another implementation.
+        """
+        if requested_attention not in (None, "eager", "sdpa"):
+            raise ValueError(
+                f"attn_implementation = {requested_attention!r}: S3BERT takes 'eager' or 'sdpa'; flash kernels compute softmax over all "
+                "pairs of tokens, and S3Attention has none: its tokens meet a few landmarks."
+            )
+        return requested_attention or "eager"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -154,24 +177,27 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
         position_ids = torch.arange(new_length, device=table.weight.device)[None]
         embeddings.register_buffer("position_ids", position_ids, persistent=False)
         embeddings.register_buffer("token_type_ids", torch.zeros_like(position_ids), persistent=False)
+        self.unfold_filters()
         for smoother in self._smoothers():
             smoother.resize(new_length)
         self.config.max_position_embeddings = new_length
 
     def fold_filters(self, *lengths: int, max_bytes: int = 2**29) -> list[int]:
-        """Prepares for inference: each layer keeps its filter and convolution stem as one, for forwards without gradients.
+        """Prepares for inference: each layer keeps its filter and convolution stem as one. Outputs stay the same.
 
-        Call it in evaluation mode, when weights, device and dtype are final: `train()`, loading weights, moving and
-        casting drop what is kept, and so does `unfold_filters()`. Checkpoints never hold it. Outputs stay the same.
+        What is kept is a frozen snapshot. In evaluation without gradients it is used in place of the weights it was made of,
+        until `unfold_filters()`, `train()`, `load_state_dict()`, casting, moving or lengthening drops it. A change of weights in
+        place (an optimiser's step, `.data`, NumPy, a merged adapter, `functional_call`) is NOT noticed: call `unfold_filters()`.
+        Checkpoints never hold it.
 
         Args:
             lengths: each is served, and all below it; powers of two up to N where none is given. One kept filter takes
                 about 2 r H numbers for each token of its length, in every layer.
             max_bytes: no further length is kept beyond this size over all layers; the forwards that would use it
-                fold anew or do without.
+                fold by themselves or do without.
 
         Returns:
-            The lengths that are kept.
+            The lengths that are kept; none where `implementation` is not "auto".
 
         Raises:
             ValueError: the model is in training mode; a length outside 1..N.
@@ -185,21 +211,25 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
             if not 1 <= length <= longest:
                 raise ValueError(f"fold_filters: {length} tokens; the model takes 1 to {longest}.")
         self.unfold_filters()
+        config = self.config
+        if config.implementation != "auto" or not (config.use_fourier_convolution and config.use_convolution_stem):
+            return []
+        smoothers = [smoother for smoother in self._smoothers() if is_plain(smoother.stem, nn.Conv1d)]
         kept, size = [], 0
         for length in sorted({*lengths} or {longest, *(2**k for k in range(5, longest.bit_length()))}):
-            size += sum(smoother.folded_bytes(length) for smoother in self._smoothers())
+            size += sum(folded_bytes(smoother, length) for smoother in smoothers)
             if size > max_bytes:
                 logger.warning("fold_filters: %d bytes allow lengths %s; not %d.", max_bytes, kept, length)
                 break
-            for smoother in self._smoothers():
-                smoother.fold(length)
+            for smoother in smoothers:
+                fold(smoother, length)
             kept.append(length)
         return kept
 
     def unfold_filters(self) -> None:
         """Drops what `fold_filters` keeps."""
         for smoother in self._smoothers():
-            smoother.unfold()
+            unfold(smoother)
 
     def _smoothers(self) -> list[Smoother]:
         return [module for module in self.modules() if isinstance(module, Smoother)]
@@ -247,7 +277,9 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
             ValueError: see `EncoderModel.embed`.
         """
         hidden_states, mask = self.embed(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        hidden_states = self.encoder(hidden_states, mask, self._contiguous(mask))
+        with_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        use_sdpa = self.config._attn_implementation == "sdpa" and not with_weights
+        hidden_states = self.encoder(hidden_states, mask, self._contiguous(mask), use_sdpa)
         pooled = self.pool(hidden_states, mask)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 

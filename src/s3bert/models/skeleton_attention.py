@@ -1,25 +1,14 @@
 """S3Attention's skeleton attention (Section III-A, Algorithm 1): attention over a few sampled tokens and channels.
 
-Letters and the paper are those of mixer_s3.py.
+Letters and the paper are those of mixer_s3.py. fast_attention.py has the same numbers in fewer operations.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .fast_s3 import (
-    ATTENTION_FORMS,
-    cheapest_attention_form,
-    column_reader,
-    is_plain,
-    low_rank_column_scores,
-    projected_mixture,
-    read_tokens,
-    row_score_reader,
-)
 from .numerics import at_least_float32, zero_padding
 
 
@@ -56,16 +45,10 @@ class SkeletonAttention(nn.Module):
         layer_index: int = 0,
         dropout: float = 0.1,
         layer_norm_eps: float = 1e-12,
-        form: str = "auto",
     ):
         super().__init__()
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
-        if form not in ("auto", *ATTENTION_FORMS):
-            raise ValueError(
-                f"form = {form!r}: skeleton attention knows 'auto', {', '.join(map(repr, ATTENTION_FORMS))}."
-            )
-        self.form = form
         self.num_heads = num_heads
         self.head_size = hidden_size // num_heads
         self.num_row_samples = min(num_row_samples, landmark_length)
@@ -88,126 +71,54 @@ class SkeletonAttention(nn.Module):
         self.register_buffer("row_positions", row_positions)  # (s1), sorted
         self.register_buffer("column_indices", column_indices)  # (s2), sorted, shared by the heads
 
-    def seeded_landmarks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The fixed landmarks (s1) and (s2), a function of `landmark_seed` and `layer_index` alone (Algorithm 1)."""
-        # A prime multiplier keeps (seed, layer) pairs apart for any realistic number of layers.
-        generator = torch.Generator().manual_seed(self.landmark_seed * 1_000_003 + self.layer_index)
-        rows = torch.randperm(self.landmark_length, generator=generator)[: self.num_row_samples]
-        columns = torch.randperm(self.head_size, generator=generator)[: self.num_column_samples]
-        return rows.sort().values, columns.sort().values
-
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        projection: Callable[[], nn.Module] | None = None,
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, use_sdpa: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(B, S, H) -> mixed states (B, S, H), row attention weights (B, h, S, s1) or None without row attention.
+        """(B, S, H) -> mixed states (B, S, H), zero at padding, and row attention's weights (B, h, S, s1) or None.
 
-        Where `projection` names a module (H to H), what that makes of the mixed states is returned in their place. It comes
-        as a function because frameworks that move a module's arguments to its device would move the module.
-
-        The last axis of the weights runs over the landmark tokens in their order; slots a sequence does not fill (it is
-        shorter than s1, or one of its tokens was drawn twice) hold zeros. Column attention's weights, (B, h, p, s2)
-        over the sampled channels, are not returned.
+        `use_sdpa` is passed on to `row_attention`. The weights' last axis runs over the landmark tokens in their order; slots
+        a sequence does not fill (it is shorter than s1, or one of its tokens was drawn twice) hold zeros. Column attention's
+        weights, (B, h, p, s2) over the sampled channels, are not returned.
         """
-        batch, length, _ = hidden_states.shape
         hidden_states = zero_padding(hidden_states, mask)
-        if mask is None:
-            lengths = torch.full((batch, 1), length, device=hidden_states.device)
-        else:
-            lengths = mask.sum(1, keepdim=True)  # (B, 1), real tokens
-        rows, columns = self._landmarks(hidden_states.device)
-        places, counts = self._landmark_tokens(rows, lengths, mask)
-        projection = None if projection is None else projection()
-        form = self._form(batch, length, projection)
-        if form == "low_rank":
-            return self._low_rank_attention(hidden_states, mask, lengths, places, ~counts, columns, projection)
+        query, key, value = (self.heads(linear(hidden_states)) for linear in (self.query, self.key, self.value))
+        places, counts, columns, lengths = self.landmarks(hidden_states, mask)
+        index = places[:, None, :, None].expand(-1, self.num_heads, -1, self.head_size)
+        row_parts = key.gather(2, index), value.gather(2, index)  # K1, V1: (B, h, s1, p)
+        column_parts = key[..., columns], value[..., columns]  # K2, V2: (B, h, S, s2)
+        return self.mix(query, row_parts, column_parts, counts, lengths, mask, use_sdpa)
 
-        query = self._heads(self.query(hidden_states))  # (B, h, S, p)
-        if form == "direct":
-            key, value = (self._heads(linear(hidden_states)) for linear in (self.key, self.value))
-            index = places[:, None, :, None].expand(-1, self.num_heads, -1, self.head_size)
-            landmark_key, landmark_value = key.gather(2, index), value.gather(2, index)  # (B, h, s1, p)
-            key, value = key[..., columns], value[..., columns]  # (B, h, S, s2)
+    def mix(
+        self, query, row_parts, column_parts, counts, lengths, mask, use_sdpa
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Algorithm 1 of queries (B, h, S, p) and of keys and values where they are read; as `forward` returns it."""
         mixed, row_weights = [], None
         if self.use_row_attention:
-            if form == "skip_kv":
-                landmark_key, landmark_value = self._landmark_states(hidden_states, places)
-            row, row_weights = self._row_attention(query, landmark_key, landmark_value, ~counts)
+            row, row_weights = self.row_attention(query, *row_parts, counts, use_sdpa)
             mixed.append(self.row_norm(row.transpose(1, 2).flatten(2)))  # (B, S, H)
         if self.use_column_attention:
-            if form == "skip_kv":
-                readers = [column_reader(layer, columns, self.num_heads) for layer in (self.key, self.value)]
-                key, value = (self._sampled(seen).transpose(2, 3) for seen in read_tokens(hidden_states, readers))
-            column = self._column_attention(query, key, value, lengths, mask)
+            column = self.column_attention(query, *column_parts, lengths, mask)
             mixed.append(self.column_norm(column.transpose(1, 2).flatten(2)))
         # Algorithm 1's average; eq. 1 prints the sum. Zeroed again, because at padded tokens the norms see all-zero
         # vectors, where their slope is 1 / sqrt(eps) and any gradient explodes.
-        mixed = zero_padding(sum(mixed) / len(mixed), mask)
-        return mixed if projection is None else projection(mixed), row_weights
+        return zero_padding(sum(mixed) / len(mixed), mask), row_weights
 
-    def _form(self, batch: int | None, length: int, projection: nn.Module | None) -> str:
-        """The form asked for, or the next exact one where modules must be called."""
-        form = self.form
-        if form == "auto":
-            if torch.compiler.is_exporting():  # the graph is used at all sizes: the rule takes the landmarks' length
-                batch, length = None, self.landmark_length
-            samples = self.num_row_samples, self.num_column_samples
-            form = cheapest_attention_form(length, self.head_size, *samples, batch)
-        if form == "low_rank":
-            norms = [getattr(self, name) for name in ("row_norm", "column_norm") if hasattr(self, name)]
-            plain = projection is not None and is_plain(projection, nn.Linear) and is_plain(self.query, nn.Linear)
-            # A head of column attention is a multiple of one channel then, and the variance of so few loses digits.
-            degenerate = self.use_column_attention and self.num_column_samples == 1
-            if degenerate or not (plain and all(is_plain(norm, nn.LayerNorm) for norm in norms)):
-                form = "skip_kv"
-        plain = is_plain(self.key, nn.Linear) and is_plain(self.value, nn.Linear)
-        return form if plain else "direct"
+    def row_attention(self, query, key, value, counts, use_sdpa) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """softmax(Q K1^T / sqrt(p)) V1 over the landmark tokens; (B, h, S, p) and the weights (B, h, S, s1).
 
-    def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        return states.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)  # (B, h, S, p)
-
-    def _landmarks(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if not (self.training and self.landmark_sampling == "resample"):
-            return self.row_positions, self.column_indices
-        # The default generator: gradient checkpointing restores it, so that the second pass draws the same landmarks.
-        rows = torch.randperm(self.landmark_length, device=device)[: self.num_row_samples]
-        columns = torch.randperm(self.head_size, device=device)[: self.num_column_samples]
-        return rows.sort().values, columns.sort().values
-
-    def _landmark_tokens(
-        self, rows: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where each sequence's landmark tokens lie, (B, s1) indices into S, and which slots count, (B, s1) booleans."""
-        slots = torch.arange(rows.numel(), device=rows.device)
-        scaled = (2 * rows + 1) * lengths // (2 * self.landmark_length)  # (B, s1), ascending
-        repeated = F.pad(scaled[:, 1:] == scaled[:, :-1], (1, 0))
-        takes_all = lengths <= rows.numel()
-        counts = (slots < lengths) & (takes_all | ~repeated)
-        # Slots that do not count point at the first real token, never at what lies under the mask.
-        numbers = torch.where(counts, torch.where(takes_all, slots, scaled), 0)
-        if mask is None:
-            return numbers, counts
-        # Token number k is the place where the running count of real tokens first reaches k + 1.
-        places = (mask.cumsum(1)[:, None] <= numbers[:, :, None]).sum(2)
-        return places.clamp(max=mask.shape[1] - 1), counts
-
-    def _landmark_states(self, hidden_states, places) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the landmark tokens alone, (B, h, s1, p) each."""
-        batch, length, _ = hidden_states.shape
-        offsets = torch.arange(batch, device=places.device)[:, None] * length
-        landmarks = hidden_states.flatten(0, 1).index_select(0, (places + offsets).flatten())
-        landmarks = landmarks.unflatten(0, (batch, -1))  # (B, s1, H)
-        return self._heads(self.key(landmarks)), self._heads(self.value(landmarks))
-
-    def _row_attention(self, query, key, value, excluded) -> tuple[torch.Tensor, torch.Tensor]:
-        """softmax(Q K1^T / sqrt(p)) V1 over the landmark tokens; (B, h, S, p) and the weights (B, h, S, s1)."""
+        With `use_sdpa` it runs in torch's `scaled_dot_product_attention`, which gives no weights.
+        """
+        counts = counts[:, None, None]  # (B, 1, 1, s1)
+        if use_sdpa:
+            # A sequence with no real token at all reads slot 0, for finite numbers that padding zeroes.
+            counts = counts | (torch.arange(counts.shape[-1], device=counts.device) == 0)
+            rate = self.dropout.p if self.training else 0.0
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=counts, dropout_p=rate), None
         scores = query @ key.transpose(2, 3) / math.sqrt(self.head_size)
-        weights = _softmax_without(scores, excluded[:, None, None], dim=3)
+        weights = softmax_over(scores, counts, dim=3)
         return self.dropout(weights).to(value.dtype) @ value, weights
 
-    def _column_attention(self, query, key, value, lengths, mask) -> torch.Tensor:
+    def column_attention(self, query, key, value, lengths, mask) -> torch.Tensor:
         """V2 softmax(Q^T K2 / sqrt(n))^T over the sampled channels, n each sequence's real tokens; (B, h, S, p)."""
         if mask is not None:
             key = key.masked_fill(~mask[:, None, :, None], 0)
@@ -217,40 +128,49 @@ class SkeletonAttention(nn.Module):
         weights = self.dropout(scores.softmax(-1)).to(value.dtype)
         return value @ weights.transpose(2, 3)
 
-    def _low_rank_attention(self, hidden_states, mask, lengths, places, excluded, columns, projection):
-        """`forward` by the low-rank form, in which tokens meet only the s1 + s2 vectors a head that they mix."""
-        readers = []
-        if self.use_row_attention:
-            landmark_key, landmark_value = self._landmark_states(hidden_states, places)  # (B, h, s1, p)
-            readers.append(row_score_reader(landmark_key / math.sqrt(self.head_size), self.query))
-        if self.use_column_attention:
-            readers += [column_reader(layer, columns, self.num_heads) for layer in (self.key, self.value)]
-        seen = [self._sampled(tokens) for tokens in read_tokens(hidden_states, readers)]  # (B, h, s, S) each
-        coefficients, vectors, norms, row_weights = [], [], [], None
-        if self.use_row_attention:
-            weights = _softmax_without(seen.pop(0), excluded[:, None, :, None], dim=2)  # (B, h, s1, S)
-            row_weights = weights.transpose(2, 3)
-            coefficients.append(self.dropout(weights))
-            vectors.append(landmark_value)
-            norms.append(self.row_norm)
-        if self.use_column_attention:
-            key, value = seen
-            if mask is not None:
-                key = key.masked_fill(~mask[:, None, None], 0)
-            key = key * lengths.clamp(min=1).to(key.dtype).rsqrt()[:, :, None, None]
-            scores = at_least_float32(low_rank_column_scores(hidden_states, key, self.query))
-            weights = self.dropout(scores.softmax(2))  # (B, h, s2, p)
-            coefficients.append(value)
-            vectors.append(weights.to(value.dtype))
-            norms.append(self.column_norm)
-        return projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
+    def heads(self, states: torch.Tensor) -> torch.Tensor:
+        """(B, S, H) -> (B, h, S, p)."""
+        return states.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
 
-    def _sampled(self, seen: torch.Tensor) -> torch.Tensor:
-        return seen.unflatten(1, (self.num_heads, -1))  # (B, h, s, S)
+    def seeded_landmarks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The fixed landmarks (s1) and (s2), a function of `landmark_seed` and `layer_index` alone (Algorithm 1)."""
+        # A prime multiplier keeps (seed, layer) pairs apart for any realistic number of layers.
+        generator = torch.Generator().manual_seed(self.landmark_seed * 1_000_003 + self.layer_index)
+        rows = torch.randperm(self.landmark_length, generator=generator)[: self.num_row_samples]
+        columns = torch.randperm(self.head_size, generator=generator)[: self.num_column_samples]
+        return rows.sort().values, columns.sort().values
+
+    def landmarks(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where each sequence's landmark tokens lie, (B, s1) indices into S; which of these slots count, (B, s1) booleans;
+        the sampled channels (s2); and each sequence's real tokens (B, 1)."""
+        batch, length, _ = hidden_states.shape
+        if mask is None:
+            lengths = torch.full((batch, 1), length, device=hidden_states.device)
+        else:
+            lengths = mask.sum(1, keepdim=True)
+        rows, columns = self.row_positions, self.column_indices
+        if self.training and self.landmark_sampling == "resample":
+            # The default generator: gradient checkpointing restores it, so that the second pass draws the same landmarks.
+            rows = torch.randperm(self.landmark_length, device=lengths.device)[: self.num_row_samples].sort().values
+            columns = torch.randperm(self.head_size, device=lengths.device)[: self.num_column_samples].sort().values
+
+        slots = torch.arange(rows.numel(), device=rows.device)
+        scaled = (2 * rows + 1) * lengths // (2 * self.landmark_length)  # (B, s1), ascending
+        repeated = F.pad(scaled[:, 1:] == scaled[:, :-1], (1, 0))
+        takes_all = lengths <= rows.numel()
+        counts = (slots < lengths) & (takes_all | ~repeated)
+        # Slots that do not count point at the first real token, never at what lies under the mask.
+        places = torch.where(counts, torch.where(takes_all, slots, scaled), 0)
+        if mask is not None:
+            # Token number k is the place where the running count of real tokens first reaches k + 1.
+            places = (mask.cumsum(1)[:, None] <= places[:, :, None]).sum(2).clamp(max=length - 1)
+        return places, counts, columns, lengths
 
 
-def _softmax_without(scores: torch.Tensor, excluded: torch.Tensor, dim: int) -> torch.Tensor:
-    """Softmax along `dim` over the entries that are not `excluded`, in float32; those get zeros."""
+def softmax_over(scores: torch.Tensor, counts: torch.Tensor, dim: int) -> torch.Tensor:
+    """Softmax along `dim` over the entries that count, in float32; the others get zeros."""
     scores = at_least_float32(scores)
-    weights = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(dim)
-    return weights.masked_fill(excluded, 0)  # a sequence with no real token at all gets zeros, not NaN
+    weights = scores.masked_fill(~counts, torch.finfo(scores.dtype).min).softmax(dim)
+    return weights.masked_fill(~counts, 0)  # a sequence with no real token at all gets zeros, not NaN

@@ -107,7 +107,7 @@ def published_accuracy(task: str, mixer: str, settings: Mapping[str, Any]) -> st
     if mixer not in accuracies:
         return ""
     place, usual = _TASKS.index(task), _USUAL.get(mixer, {})
-    own = usual | {name: value for name, value in settings.items() if name != "smoother_dropout"}
+    own = usual | {name: value for name, value in settings.items() if "dropout" not in name}
     papers = {"num_segments": _PONET_SEGMENTS[place]} if mixer == "ponet" else usual
     found = [f"{accuracies[mixer][place]:.2f}"] if own == papers else []
     rows, columns = _S3_BEST_SAMPLES[place]

@@ -49,4 +49,4 @@ class FNetForMaskedLM(LabelledPositions, transformers.FNetForMaskedLM):
         self.fnet.pooler = None
 
 
-SPARSE_PEERS = {"bert": BertForMaskedLM, "fnet": FNetForMaskedLM}
+SPARSE_BASELINES = {"bert": BertForMaskedLM, "fnet": FNetForMaskedLM}

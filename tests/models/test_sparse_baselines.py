@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForMaskedLM, BertConfig, FNetConfig
 
-from s3bert.models.sparse_peers import SPARSE_PEERS
+from s3bert.models.sparse_baselines import SPARSE_BASELINES
 
 
 SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, intermediate_size=32, max_position_embeddings=12)
@@ -18,9 +18,9 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("bound", [None, 9], ids=["counted", "bounded"])
-@pytest.mark.parametrize("name", SPARSE_PEERS)
+@pytest.mark.parametrize("name", SPARSE_BASELINES)
 def test_loss_and_gradients_are_those_of_the_class_that_decodes_everything(name, bound, tmp_path):
-    sparse = SPARSE_PEERS[name](CONFIGS[name]).double()
+    sparse = SPARSE_BASELINES[name](CONFIGS[name]).double()
     dense = getattr(transformers, type(sparse).__name__)(CONFIGS[name]).double()
     missing, _ = dense.load_state_dict(sparse.state_dict(), strict=False)
     assert all(key.startswith("fnet.pooler") for key in missing)

@@ -1,0 +1,322 @@
+"""The smoother in fewer operations: exact re-associations of smoother.py, the direct form, up to the rounding of float32.
+
+    short FFT           S tokens need 2 S points of the N-periodic filter, not N
+    folded stem         the filter's output is r signals through H filters and the stem is linear in it: one filter for both
+    matrix products     the Fourier transforms as products with cosines and sines: no complex numbers, for exporting; quadratic
+
+The functions read the weights of a smoother's modules without calling them; mixer_s3.py says when that is the same. B, S, N, H, r
+as there; M points of the FFT in use, F = M // 2 + 1 frequencies, d = H / r channels of a segment.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .numerics import at_least_float32, zero_padding
+from .smoother import Smoother
+
+
+def cheapest_smoother_form(batch: int, length: int, max_length: int) -> str:
+    """The form of "auto" for (B, S) tokens under an N-long filter, unless a folded filter is kept.
+
+    Folding costs 3 M H^2 multiply-adds for the whole batch and saves 3 H^2 per token.
+    """
+    return "folded" if batch * length >= 4 * fft_length(length, max_length) else "short"
+
+
+def fft_length(length: int, max_length: int) -> int:
+    """M: the least of 2^k and 3 * 2^k points from 64 on that hold 2 S, or N if that is no more.
+
+    Few sizes, so that compiled code and kept filters serve many lengths.
+    """
+    points = 64
+    while points < max_length:
+        for candidate in (points, points + points // 2):
+            if 2 * length <= candidate < max_length:
+                return candidate
+        points *= 2
+    return max_length
+
+
+def short_smoother(smoother: Smoother, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """`smoother(hidden_states, mask)` with a short FFT, and the stem on m and x apart, which saves joining them."""
+    inputs = smoother.inputs(hidden_states, mask)
+    smoothed = inputs
+    if smoother.use_fourier_convolution:
+        smoothed = zero_padding(_short_convolution(smoother, inputs), mask)
+    if not smoother.use_convolution_stem:
+        return smoothed
+    weight, bias = smoother.stem.weight, smoother.stem.bias
+    if smoother.use_fourier_convolution:
+        filtered, passed = weight.chunk(2, 1)  # the parts that read m and x
+        features = convolve(smoothed, filtered) + convolve(inputs, passed, bias)
+    else:
+        features = convolve(inputs, weight, bias)
+    return smoother.activate(features, mask)
+
+
+def folded_smoother(smoother: Smoother, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """`smoother(hidden_states, mask)` of a smoother with Fourier convolution and stem, the two as one.
+
+    `mask` gives each sequence one run of real tokens. In evaluation without gradients it uses what `fold` keeps.
+    """
+    inputs = smoother.inputs(hidden_states, mask)
+    length = inputs.shape[1]
+    filtered, passed = smoother.stem.weight.chunk(2, 1)  # the parts that read m and x
+    features = convolve(inputs, passed, smoother.stem.bias)
+    kept = kept_filter(smoother, length)
+    points, spectrum, folded = kept or _fold(smoother, filtered, fft_length(length, smoother.max_length))
+    means = smoother.segment_means(inputs)
+    return smoother.activate(_add_filtered(features, means, spectrum, folded, filtered, points, mask), mask)
+
+
+class ExportableSmoother(Smoother):
+    """The smoother with its Fourier convolution in real matrix products: for `torch.export` and ONNX."""
+
+    def fourier_convolution(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(inputs.device.type, enabled=False):
+            means = self.segment_means(inputs)
+            batch, length, num_segments = means.shape
+            cosine, sine = waves(torch.arange(length, device=means.device), self.max_length, means.dtype)  # (F, S)
+            kernel = self.filter.to(means.dtype).unflatten(1, (1, num_segments, -1))  # (F, 1, r, d, 2)
+            rows = means.transpose(0, 1).flatten(1)  # (S, B r)
+            real, imaginary = ((wave @ rows).view(-1, batch, num_segments, 1) for wave in (cosine, -sine))
+            weights = inverse_weights(self.max_length, means.dtype, means.device)[:, None]
+            product_real = (real * kernel[..., 0] - imaginary * kernel[..., 1]).flatten(1) * weights  # (F, B H)
+            product_imaginary = (real * kernel[..., 1] + imaginary * kernel[..., 0]).flatten(1) * weights
+            smoothed = (cosine.T @ product_real - sine.T @ product_imaginary).view(length, batch, -1)
+        return smoothed.transpose(0, 1).to(inputs.dtype)
+
+
+class FoldedFilters(nn.Module):
+    """What `fold` keeps of a smoother: a frozen snapshot, in buffers that no checkpoint holds.
+
+    `train()`, loading a state dict, casting and moving drop it; a change of the weights in place is not noticed.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.points: tuple[int, ...] = ()  # ascending
+
+    def keep(self, points: int, spectrum: torch.Tensor, folded: torch.Tensor) -> None:
+        for name, tensor in (("spectrum", spectrum), ("folded", folded)):
+            copy = tensor.clone(memory_format=torch.contiguous_format)  # at N points the spectrum is the filter itself
+            self.register_buffer(f"{name}_{points}", copy, persistent=False)
+        self.points = tuple(sorted((*self.points, points)))
+
+    def get(self, points: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return points, getattr(self, f"spectrum_{points}"), getattr(self, f"folded_{points}")
+
+    def drop(self) -> None:
+        for points in self.points:
+            delattr(self, f"spectrum_{points}")
+            delattr(self, f"folded_{points}")
+        self.points = ()
+
+    def train(self, mode: bool = True) -> "FoldedFilters":
+        if mode:
+            self.drop()
+        return super().train(mode)
+
+    def _apply(self, *args, **kwargs) -> "FoldedFilters":
+        self.drop()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        self.drop()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+@torch.no_grad()
+def fold(smoother: Smoother, length: int) -> None:
+    """Keeps the folded filter for sequences of up to `length` tokens, as `smoother.kept`."""
+    points = fft_length(length, smoother.max_length)
+    if not hasattr(smoother, "kept"):
+        smoother.kept = FoldedFilters()
+    if points not in smoother.kept.points:
+        smoother.kept.keep(*_fold(smoother, smoother.stem.weight.chunk(2, 1)[0], points))
+
+
+def unfold(smoother: Smoother) -> None:
+    """Drops what `fold` keeps."""
+    if hasattr(smoother, "kept"):
+        del smoother.kept
+
+
+def folded_bytes(smoother: Smoother, length: int) -> int:
+    """What `fold(smoother, length)` would add to what is kept; lengths that share an FFT share a filter."""
+    points = fft_length(length, smoother.max_length)
+    if hasattr(smoother, "kept") and points in smoother.kept.points:
+        return 0
+    frequencies, hidden = points // 2 + 1, smoother.filter.shape[1]
+    return 2 * frequencies * hidden * (smoother.num_segments * smoother.stem.weight.itemsize + smoother.filter.itemsize)
+
+
+def kept_filter(smoother: Smoother, length: int) -> tuple[int, torch.Tensor, torch.Tensor] | None:
+    """The shortest kept filter that serves this forward of S tokens: M, (F, H, 2) and (F, 2 r, H)."""
+    if smoother.training or torch.is_grad_enabled() or not hasattr(smoother, "kept"):
+        return None
+    for points in smoother.kept.points:
+        if 2 * length <= points or points == smoother.max_length:
+            return smoother.kept.get(points)
+    return None
+
+
+def _short_convolution(smoother: Smoother, inputs: torch.Tensor) -> torch.Tensor:
+    """`smoother.fourier_convolution(inputs)` in as few points as the length asks for."""
+    length, max_length = inputs.shape[1], smoother.max_length
+    points = fft_length(length, max_length)
+    with torch.autocast(inputs.device.type, enabled=False):
+        means = smoother.segment_means(inputs)
+        kernel = _short_spectrum(smoother.filter.to(means.dtype), max_length, points)
+        kernel = kernel.unflatten(1, (1, smoother.num_segments, -1))  # (F, 1, r, d, 2)
+        transform = _transform_means(means, points)[:, :, :, None]  # (F, B, r, 1, 2)
+        product = _multiply_pairs(transform, kernel).flatten(2)  # (F, B, H)
+        smoothed = _inverse_transform(product, points, length)
+    return smoothed.to(inputs.dtype)
+
+
+def _transform_means(means: torch.Tensor, points: int) -> torch.Tensor:
+    """The Fourier transform (F, B, r, 2) of segment means (B, S, r) along their length, M points long."""
+    # Explicit padding, and real pairs as soon as they can be: what compilers support.
+    padded = F.pad(means.transpose(1, 2), (0, points - means.shape[1]))  # (B, r, M)
+    return torch.view_as_real(torch.fft.rfft(padded)).permute(2, 0, 1, 3)
+
+
+def _inverse_transform(spectrum: torch.Tensor, points: int, length: int) -> torch.Tensor:
+    """The first S of M points of what has the Fourier transform (F, B, H), as (B, S, H)."""
+    return torch.fft.irfft(spectrum, n=points, dim=0)[:length].transpose(0, 1)
+
+
+def _short_spectrum(kernel: torch.Tensor, max_length: int, points: int) -> torch.Tensor:
+    """The filter's spectrum (N // 2 + 1, H, 2) as one (F, H, 2) that acts alike on sequences of up to M / 2 tokens."""
+    kernel = at_least_float32(kernel)
+    if points == max_length:
+        return kernel
+    taps = torch.fft.irfft(torch.view_as_complex(kernel), n=max_length, dim=0)  # (N, H), lag j at j and lag -j at N - j
+    half = points // 2
+    gap = taps.new_zeros(1, taps.shape[1])
+    taps = torch.cat((taps[:half], gap, taps[max_length - half + 1 :]))  # (M, H)
+    return torch.view_as_real(torch.fft.rfft(taps, dim=0))
+
+
+def _fold(smoother: Smoother, stem_weight: torch.Tensor, points: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """M, the spectrum L (F, H, 2) of `_short_spectrum`, and filter and stem as one, (F, 2 r, H): for each segment the real part,
+    then the imaginary part, of
+
+        G[f, s, c'] = sum_k e^{i w_f (k - 1)} sum_{c in s} W[c', c, k] L[f, c]        w_f = 2 pi f / M
+
+    for the part W (H, H, 3) of the stem's weight that reads the filter's output.
+    """
+    num_segments = smoother.num_segments
+    with torch.autocast(smoother.filter.device.type, enabled=False):
+        spectrum = _short_spectrum(smoother.filter, smoother.max_length, points)
+    frequencies, hidden, _ = spectrum.shape
+    width = hidden // num_segments
+    # The taps are applied before the product over channels, where the data is r times smaller.
+    taps = torch.arange(-1, 2, device=spectrum.device)
+    cosine, sine = waves(taps, points, spectrum.dtype)  # (F, 3)
+    real, imaginary = spectrum[:, None, :, 0], spectrum[:, None, :, 1]  # (F, 1, H)
+    cosine, sine = cosine[..., None], sine[..., None]
+    left = torch.stack((real * cosine - imaginary * sine, imaginary * cosine + real * sine))  # (2, F, 3, H)
+    left = left.view(2, frequencies, 3, num_segments, width).permute(3, 0, 1, 2, 4)
+    right = stem_weight.view(-1, num_segments, width, 3).permute(1, 3, 2, 0)  # (r, 3, d, H)
+    left, right = left.reshape(num_segments, 2 * frequencies, 3 * width), right.reshape(num_segments, 3 * width, -1)
+    folded = torch.bmm(left.to(right.dtype), right)  # (r, 2 F, H)
+    return points, spectrum, folded.view(2 * num_segments, frequencies, -1).transpose(0, 1)
+
+
+def _add_filtered(
+    features: torch.Tensor,
+    means: torch.Tensor,
+    spectrum: torch.Tensor,
+    folded: torch.Tensor,
+    stem_weight: torch.Tensor,
+    points: int,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """`features` (B, S, H) plus what the stem makes of the Fourier convolution's output.
+
+    Args:
+        features: what the stem makes of the hidden states, its bias included.
+        means: segment means (B, S, r), zero at padding. mask: (B, S), one run of real tokens a sequence; what comes out
+            elsewhere is arbitrary.
+        spectrum, folded: (F, H, 2) and (F, 2 r, H) of `_fold`, at M = `points`.
+        stem_weight: W (H, H, 3), the part that reads the filter's output.
+    """
+    batch, length, _ = means.shape
+    with torch.autocast(means.device.type, enabled=False):
+        transform = _transform_means(means, points)
+    real, imaginary = transform.unbind(3)  # (F, B, r)
+    # Real arithmetic: B rows that give the product's real part and B rows that give its imaginary part.
+    rows = torch.cat((torch.stack((real, -imaginary), 3), torch.stack((imaginary, real), 3)), 1)
+    rows = rows.flatten(2)  # (F, 2 B, 2 r)
+    product = at_least_float32(torch.bmm(rows.to(folded.dtype), folded))  # (F, 2 B, H)
+    outputs = _inverse_transform(torch.complex(*product.chunk(2, 1)), points, length)
+    features = features + outputs.to(features.dtype)
+
+    # The filter's output goes on around both ends, where the stem has to see zeros: what its outer taps read there goes.
+    if mask is None:
+        first = torch.zeros(batch, dtype=torch.long, device=means.device)
+        last = torch.full_like(first, length - 1)
+    else:
+        first = mask.long().argmax(1)
+        last = first + mask.sum(1) - 1
+    outside = _filter_output(transform, spectrum, torch.stack((first - 1, last + 1)), points).to(stem_weight.dtype)
+    ends = torch.bmm(outside, stem_weight[:, :, ::2].permute(2, 1, 0)).flatten(0, 1)  # (2 B, H)
+    places = (torch.arange(batch, device=means.device).repeat(2), torch.cat((first, last)))
+    return features.index_put_(places, -ends.to(features.dtype), accumulate=True)
+
+
+def _filter_output(transform: torch.Tensor, spectrum: torch.Tensor, places: torch.Tensor, points: int) -> torch.Tensor:
+    """The M-periodic Fourier convolution (K, B, H) at K places (K, B) of each sequence, of transformed means (F, B, r, 2)."""
+    frequencies, batch, num_segments, _ = transform.shape
+    count = places.shape[0]
+    cosine, sine = waves(places, points, spectrum.dtype)  # (F, K, B)
+    weights = inverse_weights(points, spectrum.dtype, spectrum.device)[:, None, None]
+    cosine, sine = (cosine * weights)[..., None], (sine * weights)[..., None]
+    real, imaginary = transform[:, None, ..., 0], transform[:, None, ..., 1]  # (F, 1, B, r)
+    turned = torch.stack((real * cosine - imaginary * sine, real * sine + imaginary * cosine), 1)  # (F, 2, K, B, r)
+    # Both parts meet both parts of the filter: half of this small product is waste, and no copy of the filter is made.
+    rows = turned.flatten(1, 3).permute(2, 1, 0)  # (r, 2 K B, F)
+    filters = spectrum.reshape(frequencies, num_segments, -1).transpose(0, 1)  # (r, F, 2 d)
+    product = torch.bmm(rows, filters).view(num_segments, 2, count, batch, -1, 2)  # (r, 2, K, B, d, 2)
+    return (product[:, 0, ..., 0] - product[:, 1, ..., 1]).permute(1, 2, 0, 3).flatten(2)
+
+
+def waves(places: torch.Tensor, points: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of 2 pi f t / M, (F, ...) each, for integer places t (...); in float64, with f t reduced first."""
+    frequencies = torch.arange(points // 2 + 1, device=places.device).view(-1, *[1] * places.dim())
+    exact = torch.float32 if places.device.type == "mps" else torch.float64
+    angles = (frequencies * places % points).to(exact) * (2 * math.pi / points)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def inverse_weights(points: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What each of the F frequencies counts in the inverse transform: 2 / M, and 1 / M where it has no mirror image."""
+    frequencies = torch.arange(points // 2 + 1, device=device)
+    alone = (frequencies == 0) | (2 * frequencies == points)
+    return (2 - alone.to(dtype)) / points
+
+
+def _multiply_pairs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of complex numbers held as pairs (..., 2), as a complex tensor."""
+    if not torch.compiler.is_compiling():
+        return torch.view_as_complex(left) * torch.view_as_complex(right)
+    # Compilers generate no complex arithmetic.
+    real = left[..., 0] * right[..., 0] - left[..., 1] * right[..., 1]
+    imaginary = left[..., 0] * right[..., 1] + left[..., 1] * right[..., 0]
+    return torch.complex(real, imaginary)
+
+
+def convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A `Conv1d` of kernel 3 and padding 1 on (B, S, C) -> (B, S, H), in the layout that runs fastest.
+
+    As a convolution of images one token high, whose channels lie last in memory anyway, it needs no copy.
+    """
+    # Reshaped twice, for a copy where it is needed and the usual strides where it is not: they decide the output's layout.
+    inputs = inputs.reshape(-1, inputs.shape[2]).view(inputs.shape)
+    image = inputs.transpose(1, 2).unsqueeze(2)  # (B, C, 1, S), channels last in memory
+    return F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, 1)).squeeze(2).transpose(1, 2)
