@@ -8,6 +8,7 @@ Both read the weights of modules without calling them; mixer_s3.py says when tha
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,8 @@ def skip_kv_attention(
     hidden_states = zero_padding(hidden_states, mask)
     places, counts, columns, lengths = attention.landmarks(hidden_states, mask)
     query = attention.heads(attention.query(hidden_states))  # (B, h, S, p)
-    row_parts = column_parts = ()
+    row_parts: Sequence[torch.Tensor] = ()
+    column_parts: Sequence[torch.Tensor] = ()
     if attention.use_row_attention:
         row_parts = _landmark_parts(attention, hidden_states, places)
     if attention.use_column_attention:
@@ -87,7 +89,9 @@ def low_rank_attention(
     return _projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
 
 
-def _landmark_parts(attention: SkeletonAttention, hidden_states, places) -> tuple[torch.Tensor, torch.Tensor]:
+def _landmark_parts(
+    attention: SkeletonAttention, hidden_states: torch.Tensor, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the landmark tokens alone, (B, h, s1, p) each."""
     batch, length, _ = hidden_states.shape
     offsets = torch.arange(batch, device=places.device)[:, None] * length
@@ -155,7 +159,8 @@ def _projected_mixture(
     """
     parts = len(norms)
     num_heads = vectors[0].shape[1]
-    scaled, projected, shift = [], [], 0
+    scaled, projected = [], []
+    shift = torch.zeros_like(norms[0].bias)
     for x, r, norm in zip(coefficients, vectors, norms):
         with torch.autocast(x.device.type, enabled=False):
             x, exact = at_least_float32(x).flatten(1, 2), at_least_float32(r)  # (B, h s, S)

@@ -9,6 +9,7 @@ as there; M points of the FFT in use, F = M // 2 + 1 frequencies, d = H / r chan
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -120,11 +121,11 @@ class FoldedFilters(nn.Module):
             self.drop()
         return super().train(mode)
 
-    def _apply(self, *args, **kwargs) -> "FoldedFilters":
+    def _apply(self, *args: Any, **kwargs: Any) -> "FoldedFilters":
         self.drop()
         return super()._apply(*args, **kwargs)
 
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.drop()
         super()._load_from_state_dict(*args, **kwargs)
 
@@ -133,22 +134,24 @@ class FoldedFilters(nn.Module):
 def fold(smoother: Smoother, length: int) -> None:
     """Keeps the folded filter for sequences of up to `length` tokens, as `smoother.kept`."""
     points = fft_length(length, smoother.max_length)
-    if not hasattr(smoother, "kept"):
-        smoother.kept = FoldedFilters()
-    if points not in smoother.kept.points:
-        smoother.kept.keep(*_fold(smoother, smoother.stem.weight.chunk(2, 1)[0], points))
+    kept = _kept(smoother)
+    if kept is None:
+        smoother.kept = kept = FoldedFilters()
+    if points not in kept.points:
+        kept.keep(*_fold(smoother, smoother.stem.weight.chunk(2, 1)[0], points))
 
 
 def unfold(smoother: Smoother) -> None:
     """Drops what `fold` keeps."""
-    if hasattr(smoother, "kept"):
+    if _kept(smoother) is not None:
         del smoother.kept
 
 
 def folded_bytes(smoother: Smoother, length: int) -> int:
     """What `fold(smoother, length)` would add to what is kept; lengths that share an FFT share a filter."""
     points = fft_length(length, smoother.max_length)
-    if hasattr(smoother, "kept") and points in smoother.kept.points:
+    kept = _kept(smoother)
+    if kept is not None and points in kept.points:
         return 0
     frequencies, hidden = points // 2 + 1, smoother.filter.shape[1]
     return 2 * frequencies * hidden * (smoother.num_segments * smoother.stem.weight.itemsize + smoother.filter.itemsize)
@@ -156,12 +159,17 @@ def folded_bytes(smoother: Smoother, length: int) -> int:
 
 def kept_filter(smoother: Smoother, length: int) -> tuple[int, torch.Tensor, torch.Tensor] | None:
     """The shortest kept filter that serves this forward of S tokens: M, (F, H, 2) and (F, 2 r, H)."""
-    if smoother.training or torch.is_grad_enabled() or not hasattr(smoother, "kept"):
+    kept = _kept(smoother)
+    if smoother.training or torch.is_grad_enabled() or kept is None:
         return None
-    for points in smoother.kept.points:
+    for points in kept.points:
         if 2 * length <= points or points == smoother.max_length:
-            return smoother.kept.get(points)
+            return kept.get(points)
     return None
+
+
+def _kept(smoother: Smoother) -> FoldedFilters | None:
+    return getattr(smoother, "kept", None)
 
 
 def _short_convolution(smoother: Smoother, inputs: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ the mask has no influence on real tokens, and a mask of all ones gives what no m
     H hidden   h heads    p = H / h       r segments    s1 sampled rows (tokens)    s2 sampled columns (channels)
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -127,7 +129,7 @@ def apply_s3(
         case "skip_kv":
             mixed, row_weights = skip_kv_attention(attention, smoothed, mask, use_sdpa)
         case "low_rank":
-            return low_rank_attention(attention, projection, smoothed, mask)
+            return low_rank_attention(attention, cast(nn.Linear, projection), smoothed, mask)
     return projection(mixed), row_weights
 
 
@@ -145,6 +147,7 @@ def _smoother_form(smoother: Smoother, hidden_states: torch.Tensor, contiguous: 
 
 
 def _attention_form(attention: SkeletonAttention, projection: nn.Module, hidden_states: torch.Tensor) -> str:
+    batch: int | None
     batch, length, _ = hidden_states.shape
     if not (is_plain(attention, SkeletonAttention) and is_plain(attention.key) and is_plain(attention.value)):
         return "direct"

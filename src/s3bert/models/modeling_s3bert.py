@@ -215,7 +215,8 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
         if config.implementation != "auto" or not (config.use_fourier_convolution and config.use_convolution_stem):
             return []
         smoothers = [smoother for smoother in self._smoothers() if is_plain(smoother.stem, nn.Conv1d)]
-        kept, size = [], 0
+        kept: list[int] = []
+        size = 0
         for length in sorted({*lengths} or {longest, *(2**k for k in range(5, longest.bit_length()))}):
             size += sum(folded_bytes(smoother, length) for smoother in smoothers)
             if size > max_bytes:

@@ -4,6 +4,7 @@ Letters and the paper are those of mixer_s3.py. fast_attention.py has the same n
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,9 @@ class SkeletonAttention(nn.Module):
     Raises:
         ValueError: h does not divide H.
     """
+
+    row_positions: torch.Tensor
+    column_indices: torch.Tensor
 
     def __init__(
         self,
@@ -89,21 +93,32 @@ class SkeletonAttention(nn.Module):
         return self.mix(query, row_parts, column_parts, counts, lengths, mask, use_sdpa)
 
     def mix(
-        self, query, row_parts, column_parts, counts, lengths, mask, use_sdpa
+        self,
+        query: torch.Tensor,
+        row_parts: Sequence[torch.Tensor],
+        column_parts: Sequence[torch.Tensor],
+        counts: torch.Tensor,
+        lengths: torch.Tensor,
+        mask: torch.Tensor | None,
+        use_sdpa: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Algorithm 1 of queries (B, h, S, p) and of keys and values where they are read; as `forward` returns it."""
         mixed, row_weights = [], None
         if self.use_row_attention:
-            row, row_weights = self.row_attention(query, *row_parts, counts, use_sdpa)
+            key, value = row_parts
+            row, row_weights = self.row_attention(query, key, value, counts, use_sdpa)
             mixed.append(self.row_norm(row.transpose(1, 2).flatten(2)))  # (B, S, H)
         if self.use_column_attention:
-            column = self.column_attention(query, *column_parts, lengths, mask)
+            key, value = column_parts
+            column = self.column_attention(query, key, value, lengths, mask)
             mixed.append(self.column_norm(column.transpose(1, 2).flatten(2)))
         # Algorithm 1's average; eq. 1 prints the sum. Zeroed again, because at padded tokens the norms see all-zero
         # vectors, where their slope is 1 / sqrt(eps) and any gradient explodes.
         return zero_padding(sum(mixed) / len(mixed), mask), row_weights
 
-    def row_attention(self, query, key, value, counts, use_sdpa) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def row_attention(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, counts: torch.Tensor, use_sdpa: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """softmax(Q K1^T / sqrt(p)) V1 over the landmark tokens; (B, h, S, p) and the weights (B, h, S, s1).
 
         With `use_sdpa` it runs in torch's `scaled_dot_product_attention`, which gives no weights.
@@ -118,7 +133,14 @@ class SkeletonAttention(nn.Module):
         weights = softmax_over(scores, counts, dim=3)
         return self.dropout(weights).to(value.dtype) @ value, weights
 
-    def column_attention(self, query, key, value, lengths, mask) -> torch.Tensor:
+    def column_attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lengths: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
         """V2 softmax(Q^T K2 / sqrt(n))^T over the sampled channels, n each sequence's real tokens; (B, h, S, p)."""
         if mask is not None:
             key = key.masked_fill(~mask[:, None, :, None], 0)

@@ -3,6 +3,8 @@
 Letters and the paper are those of mixer_s3.py. fast_smoother.py has the same numbers in fewer operations.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -107,7 +109,7 @@ class Smoother(nn.Module):
             # The norm's weights may be float32 beside half-precision features (`_keep_in_fp32_modules_strict`).
             norm, exact = self.norm, at_least_float32(features)
             weight, bias = norm.weight.to(exact.dtype), norm.bias.to(exact.dtype)
-            normalised = F.layer_norm(exact, norm.normalized_shape, weight, bias, norm.eps).to(features.dtype)
+            normalised = F.layer_norm(exact, exact.shape[2:], weight, bias, norm.eps).to(features.dtype)
         return self.dropout(F.relu(normalised))
 
     @torch.no_grad()
@@ -129,5 +131,5 @@ class Smoother(nn.Module):
             spectrum = torch.view_as_real(torch.fft.rfft(resized, dim=0)).to(self.filter.dtype)
             self.filter = nn.Parameter(spectrum, self.filter.requires_grad)
         if self.use_convolution_stem and self.norm_kind == "batch":
-            self.norm.resize(length)
+            cast(PositionBatchNorm, self.norm).resize(length)  # an adapter may wrap it
         self.max_length = length
