@@ -9,10 +9,18 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from s3bert.models import mixer_s3
 from s3bert.training.memory import Step, synchronize
 
 
 _MIXERS = ("attention", "attn", "fourier")  # the part of a layer whose own parts are told
+# S3's fast forms, by the part they compute. They read its modules, and a hook on those would have the direct form called.
+_FAST_FORMS = {
+    "short_smoother": "smoother",
+    "folded_smoother": "smoother",
+    "skip_kv_attention": "self",
+    "low_rank_attention": "self",
+}
 _PREFIX = "part: "
 _BACKWARD = "autograd::engine::evaluate_function"
 _REST = "(rest)"
@@ -57,6 +65,9 @@ def profile_step(model: nn.Module, step: Step, device: torch.device) -> str:
 def _named_parts(model: nn.Module) -> Iterator[None]:
     """While it lasts, every part's forward is a range of its name in a profile."""
     handles = []
+    forms = {form: getattr(mixer_s3, form) for form in _FAST_FORMS}
+    for form, function in forms.items():
+        setattr(mixer_s3, form, record_function(f"{_PREFIX}attention.{_FAST_FORMS[form]}")(function))
     for name, module in _parts(model):
         ranges = []
 
@@ -71,6 +82,8 @@ def _named_parts(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for form, function in forms.items():
+            setattr(mixer_s3, form, function)
         for handle in handles:
             handle.remove()
 
@@ -88,7 +101,10 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         for name, module in layer.named_children():
             yield name, module
             if name in _MIXERS:
-                yield from ((f"{name}.{child}", part) for child, part in module.named_children())
+                fast = getattr(module, "implementation", None) == "auto"
+                for child, part in module.named_children():
+                    if not (fast and child in _FAST_FORMS.values()):
+                        yield f"{name}.{child}", part
 
 
 def _place(event) -> tuple[str, object | None]:
