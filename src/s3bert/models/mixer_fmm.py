@@ -34,8 +34,9 @@ def _with_neighbours(states: torch.Tensor, chunk: int, before: int, after: int) 
 
     `before` and `after` are at most `chunk`."""
     blocks = states.unflatten(2, (-1, chunk))
-    left = F.pad(blocks[:, :, :-1, chunk - before :], (0, 0, 0, 0, 1, 0))
-    right = F.pad(blocks[:, :, 1:, :after], (0, 0, 0, 0, 0, 1))
+    outside = torch.zeros_like(blocks[:, :, :1])
+    left = torch.cat([outside[:, :, :, :before], blocks[:, :, :-1, chunk - before :]], 2)
+    right = torch.cat([blocks[:, :, 1:, :after], outside[:, :, :, :after]], 2)
     return torch.cat([left, blocks, right], 3)
 
 
