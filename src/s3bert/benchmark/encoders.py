@@ -46,7 +46,7 @@ class UnsuitableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """A way to build an encoder of a size for sequences of so many tokens, and what a reader of its figures must know."""
 
     build: Callable[[EncoderSize, int], PreTrainedModel]
@@ -168,21 +168,23 @@ def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
     return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
 
 
-BASELINES: dict[str, Peer] = {
-    "s3bert": Peer(_s3bert),
-    "s3bert-direct": Peer(partial(_s3bert, implementation="direct")),
-    "bert": Peer(partial(_bert, attention="sdpa")),
-    "bert-eager": Peer(partial(_bert, attention="eager")),
-    "fnet": Peer(_fnet, "takes no attention mask: padding is mixed in like tokens"),
-    "nystromformer": Peer(
+BASELINES: dict[str, Baseline] = {
+    "s3bert": Baseline(_s3bert),
+    "s3bert-direct": Baseline(partial(_s3bert, implementation="direct")),
+    "bert": Baseline(partial(_bert, attention="sdpa")),
+    "bert-eager": Baseline(partial(_bert, attention="eager")),
+    "fnet": Baseline(_fnet, "takes no attention mask: padding is mixed in like tokens"),
+    "nystromformer": Baseline(
         _nystromformer, f"{_LANDMARKS} landmarks; Transformers' code fails on padding masks and on bfloat16"
     ),
-    "bigbird": Peer(_bigbird, f"blocks of {_BLOCK}; Transformers gives it full attention up to 704 tokens"),
-    "longformer": Peer(_longformer, f"window {_WINDOW}, no global tokens; other lengths are padded to multiples of it"),
-    "modernbert": Peer(
+    "bigbird": Baseline(_bigbird, f"blocks of {_BLOCK}; Transformers gives it full attention up to 704 tokens"),
+    "longformer": Baseline(
+        _longformer, f"window {_WINDOW}, no global tokens; other lengths are padded to multiples of it"
+    ),
+    "modernbert": Baseline(
         _modernbert, "sdpa; its gated feed-forward is 2/3 as wide as the others', which makes the arithmetic equal"
     ),
-    "ponet": Peer(_ponet, "a whole sequence is one segment: no token is taken for [CLS] or [SEP]"),
+    "ponet": Baseline(_ponet, "a whole sequence is one segment: no token is taken for [CLS] or [SEP]"),
 }
 ENCODERS = tuple(BASELINES)  # of text
-BASELINES |= {f"lra-{mixer}": Peer(partial(_lra, mixer=mixer)) for mixer in MIXERS}
+BASELINES |= {f"lra-{mixer}": Baseline(partial(_lra, mixer=mixer)) for mixer in MIXERS}

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 class SpeedResults:
-    """The records of speed and memory by (model, length, mode); the file is written anew after every addition.
+    """The records of speed and memory by (model, length, mode); the file is rewritten after every addition.
 
     Args:
         file: read if it is there. settings: what all measurements have in common. device: its name is part of the machine's.

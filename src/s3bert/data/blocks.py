@@ -78,7 +78,7 @@ class Blocks(Sequence):
         """Block numbers of one epoch in the order to visit them, int64 (len(self),): a function of its arguments alone.
 
         Without weights every block comes once. With weights, each source gives its share of the epoch, going on through
-        its own blocks where the last epoch stopped, in passes that are shuffled anew: no block of a source
+        its own blocks where the last epoch stopped, in passes that are reshuffled: no block of a source
         comes again before all others have come.
         """
         order = np.random.default_rng([seed, epoch, 1])

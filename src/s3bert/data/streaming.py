@@ -31,7 +31,7 @@ class StreamingCorpus(Corpus):
         """Training blocks (block_size,) without end, from number `skip` on: the same `seed`, the same blocks in the same order.
 
         Each block comes from one source, drawn by weight (equally likely where there are no weights). A source is read
-        pass after pass: its files in an order shuffled anew each time, its blocks shuffled within a buffer of 2,048.
+        pass after pass: its files in an order reshuffled each time, its blocks shuffled within a buffer of 2,048.
 
         Raises ValueError for a folder that was not prepared for streaming, or a source that does not fill a block.
         """

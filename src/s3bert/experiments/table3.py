@@ -112,7 +112,7 @@ class Comparison:
         """
         budget = self.budget
         if budget.num_processes > max(1, devices := torch.accelerator.device_count()):
-            raise ValueError(  # accelerate would start one process in silence, and train on a part of the tokens
+            raise ValueError(  # accelerate would start one process silently, and train on a part of the tokens
                 f"num_processes = {budget.num_processes}: this machine has {devices} GPUs, and accelerate starts one process for "
                 f"each. Give --num_processes {max(1, devices)}, with a --pretrain_config whose batches are as large in all."
             )

@@ -17,7 +17,7 @@ class CheckedConfig(PreTrainedConfig):
     """
 
     def __post_init__(self, **kwargs):
-        # Transformers keeps unknown keywords in silence; one that is nearly a field's name is a slip.
+        # Transformers keeps unknown keywords silently; one that is nearly a field's name is a slip.
         names = [entry.name for entry in fields(self)]
         for name in kwargs:
             if close := get_close_matches(name, names, n=1, cutoff=0.85):

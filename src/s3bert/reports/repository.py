@@ -57,7 +57,7 @@ def validate_repository(folder: Path, card: Path | None = None) -> list[str]:
                 wrong = [key for key in keys if not tensors.get_tensor(key).isfinite().all()]
             found += [f"{name}: {key} holds numbers that are not finite." for key in wrong]
         except SafetensorError as error:
-            found.append(f"{name} is damaged ({error}): train again from the last checkpoint, or copy it anew.")
+            found.append(f"{name} is damaged ({error}): train again from the last checkpoint, or copy it again.")
     pickles = sorted(name for name in names if Path(name).suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
     found += [f"{name}: pickled files can run anything where they are opened; remove it." for name in pickles]
     if not {"tokenizer.json", "tokenizer_config.json"} <= names:

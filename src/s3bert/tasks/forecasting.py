@@ -50,7 +50,7 @@ class ForecastDataset:
             return train, total - train - test, test
         if sum(self.rows) > total:
             raise ValueError(
-                f"{self.file} has {total:,} rows, the benchmark uses {sum(self.rows):,}: it is cut; copy it anew."
+                f"{self.file} has {total:,} rows, the benchmark uses {sum(self.rows):,}: it is cut; copy it again."
             )
         return self.rows
 

@@ -161,7 +161,7 @@ def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
                     )
                     labels.append(row["label"])
         except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-            raise ValueError(f"{file} is damaged after {len(labels)} reviews ({error}): copy it anew.") from error
+            raise ValueError(f"{file} is damaged after {len(labels)} reviews ({error}): copy it again.") from error
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file}, line {len(labels) + 1}: not a review with text and label ({error}).") from error
         splits[split] = (sequences, np.array(labels))
@@ -181,7 +181,7 @@ def read_image(folder: Path, max_length: int) -> dict[str, Examples]:
         with np.load(file, allow_pickle=False) as arrays:
             train, labels, test, test_labels = (arrays[name] for name in ("train_x", "train_y", "test_x", "test_y"))
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{file} is damaged ({error}): copy it anew.") from error
+        raise ValueError(f"{file} is damaged ({error}): copy it again.") from error
     return {
         "train": Examples(list(train[:45_000]), labels[:45_000], max_length),
         "validation": Examples(list(train[45_000:]), labels[45_000:], max_length),
@@ -227,7 +227,9 @@ def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
                 if line == b"\n":
                     continue
                 if not line.endswith(b"\n"):
-                    raise ValueError(f"{file}, line {number}: the last line has no end; the file is cut. Copy it anew.")
+                    raise ValueError(
+                        f"{file}, line {number}: the last line has no end; the file is cut. Copy it again."
+                    )
                 fields = line[:-1].split(b"\t")
                 if len(fields) != 5 or fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
                     raise ValueError(

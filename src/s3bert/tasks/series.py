@@ -81,7 +81,7 @@ def _read_table(file: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding_errors="replace", skip_blank_lines=False)
     except (OSError, EOFError, ValueError, zlib.error) as error:  # a cut archive, rows of several lengths, no columns
-        raise ValueError(f"{file} cannot be read as CSV ({error}): copy it anew, or mend it.") from error
+        raise ValueError(f"{file} cannot be read as CSV ({error}): copy it again, or mend it.") from error
     names = [name.strip() for name in table.columns]
     if len(names) == 1 and (separators := [mark for mark in ";\t|" if mark in table.columns[0]]):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Checkpoint folders that are whole or not there: written aside, sealed with a manifest, renamed, verified on resume.
+"""Checkpoint folders that are atomic: written aside, sealed with a manifest, renamed, verified on resume.
 
 A checkpoint is `checkpoint-N/`, N optimiser steps: a model folder as `from_pretrained` takes it, the optimiser's tensors
 in `optimizer.safetensors`, everything else the run needs in `training_state.json`, and `manifest.json` with the size and

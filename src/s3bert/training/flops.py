@@ -39,6 +39,6 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
     for _ in range(5):
         start = time.perf_counter()
         product = left @ right
-        product[0, 0].item()  # waits for the device
+        product[0, 0].item()  # a host-device sync
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best, f"best of 5 float32 products of {size} x {size} matrices"
