@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -28,12 +29,17 @@ SCRIPT = ROOT / "scripts/reproduce_table3.py"
 TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "--tokens", "4096"]
 
 
-def without_times(results: dict) -> dict:
-    """What two comparisons in two folders have in common."""
-    del results["command"]
-    for entry in results["models"].values():
-        del entry["seconds"]
-    return results
+_TIMES = {"seconds", "train_runtime", "tokens_per_second", "train_tokens_per_second", "mfu"}
+_PLACES = {"command", "started_from"}
+
+
+def without_times(results: Any) -> Any:
+    """What two comparisons in two folders have in common: neither times nor the folders' names."""
+    if isinstance(results, list):
+        return [without_times(entry) for entry in results]
+    if not isinstance(results, dict):
+        return results
+    return {name: without_times(value) for name, value in results.items() if name not in _TIMES | _PLACES}
 
 
 def run(folder: Path, *words: str, timeout: float | None = None) -> subprocess.Popen:
