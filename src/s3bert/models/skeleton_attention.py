@@ -21,7 +21,10 @@ class SkeletonAttention(nn.Module):
     takes its tokens number floor((i + 0.5) n / landmark_length), each once, or all its tokens when n <= s1.
 
     Args:
-        hidden_size: H. num_heads: h. num_row_samples: s1. num_column_samples: s2.
+        hidden_size: H.
+        num_heads: h.
+        num_row_samples: s1.
+        num_column_samples: s2.
         landmark_length: tokens of a sequence for which `row_positions` are the sampled positions themselves.
         landmark_sampling: "fixed", or "resample" for fresh landmarks in every training forward.
         landmark_seed, layer_index: seed of this layer's landmarks.

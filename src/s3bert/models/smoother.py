@@ -21,7 +21,9 @@ class Smoother(nn.Module):
     """Segment means, a learned Fourier convolution and a convolution stem (Section III-B, Algorithm 2).
 
     Args:
-        hidden_size: H. num_segments: r, must divide H. max_length: N, tokens the filter spans.
+        hidden_size: H.
+        num_segments: r, must divide H.
+        max_length: N, tokens the filter spans.
         norm: "batch" (the paper's, per position) or "layer" (over H).
         dropout: rate after the stem's ReLU.
         use_fourier_convolution, use_convolution_stem: Table 7's switches. The stem reads [m; x], or x alone without
