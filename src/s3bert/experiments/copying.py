@@ -9,7 +9,7 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.modeling_lra import LraForMaskedLM
 from s3bert.tasks.copying import CopyBatches, CopyEvaluation
 from s3bert.training.arguments import GridConfig, TrainingConfig
-from s3bert.training.grid import Setting, run_grid, with_test_metrics
+from s3bert.training.grid import Setting, config_identity, run_grid, with_test_metrics
 from s3bert.training.loop import TrainingResult, train
 
 
@@ -45,5 +45,5 @@ def run_mixer(
 
     identity = {"task": "copy words of random length", "length": length, "symbols": num_symbols, "mixer": mixer}
     identity["num_eval_batches"] = num_eval_batches
-    identity["model"] = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
+    identity["model"] = config_identity(config)
     return run_grid(grid, identity, train_trial)

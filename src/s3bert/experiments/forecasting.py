@@ -16,7 +16,7 @@ from s3bert.models.dlinear import DLinearConfig, DLinearModel
 from s3bert.models.modeling_forecast import S3ForecastModel
 from s3bert.tasks.forecasting import ForecastEvaluation, Windows
 from s3bert.training.arguments import GridConfig, TrainingConfig
-from s3bert.training.grid import Setting, grid_results, run_grid, with_test_metrics
+from s3bert.training.grid import Setting, config_identity, grid_results, run_grid, with_test_metrics
 from s3bert.training.loop import TrainingResult, train
 
 
@@ -64,7 +64,7 @@ def run_model(
         test = ForecastEvaluation(splits["test"], size, dropped_batch=trial.global_batch_size())
         return with_test_metrics(result, model, test)
 
-    fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
+    fields = config_identity(config)
     identity = {"task": "forecasting", "model": fields} | data
     identity["windows"] = {split: len(windows) for split, windows in splits.items()}
     settings: list[Setting] = run_grid(grid, identity, train_trial)

@@ -14,7 +14,7 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.tasks.lra import LRA_TASKS, Examples, LraEvaluation, MaskedLraBatches
 from s3bert.training.arguments import GridConfig, TrainingConfig
-from s3bert.training.grid import Setting, run_grid, with_test_metrics
+from s3bert.training.grid import Setting, config_identity, run_grid, with_test_metrics
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.processes import process_state
 
@@ -115,10 +115,8 @@ def run_variant(
         return replace(result, metrics=result.metrics | probes)
 
     rows = {name: len(examples) for name, examples in splits.items()}
-    model = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
-    identity = {"task": task, "rows": rows, "noise": noise, "model": model}
+    identity = {"task": task, "rows": rows, "noise": noise, "model": config_identity(config)}
     identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": zero_is_padding}
+    identity["group_by_length"] = group_by_length
     identity |= {"crc32": checksums, "incoherence": measure_incoherence, "instability": measure_instability}
-    if group_by_length:
-        identity["group_by_length"] = True
     return run_grid(grid, identity, train_trial)

@@ -18,6 +18,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
+from transformers import PreTrainedConfig
 
 from s3bert.files import table, write_text
 
@@ -182,6 +183,11 @@ def _check_same(folder: Path, made_with: dict[str, Any]) -> None:
                 f"{folder} was made with {name} = {before.get(name)}, now it is {made_with.get(name)}. Use another "
                 "--output_dir, or remove that folder to train the trial again."
             )
+
+
+def config_identity(config: PreTrainedConfig) -> dict[str, Any]:
+    """A model's configuration as a part of a trial's identity: what differs from the defaults, whatever Transformers' version."""
+    return {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
 
 
 def _settings(trials: list[Trial]) -> list[Setting]:
