@@ -194,9 +194,9 @@ def fourier_mixing(x, positions, weights, num_heads, max_length, **_):
     return torch.stack(rows)
 
 
-def s3(x, positions, weights, num_heads, max_length, num_segments, num_row_samples, num_column_samples, **_):
+def s3(x, positions, weights, num_heads, max_length, num_segments, num_row_samples, num_column_samples, **own):
     """The twin of S3BERT's two parts, in evaluation."""
-    config = {
+    config = own | {
         "use_fourier_convolution": True, "use_convolution_stem": True, "use_row_attention": True,
         "use_column_attention": True, "smoother_norm": "batch", "layer_norm_eps": 1e-12, "num_segments": num_segments,
         "num_row_samples": num_row_samples, "num_column_samples": num_column_samples, "num_attention_heads": num_heads,

@@ -129,8 +129,9 @@ def smoother(
         rows = []
         for position in sequence.positions:
             row = weights[prefix + "stem.bias"]
-            for tap, offset in enumerate((-1, 0, 1)):
-                neighbours = [part.at(position + offset) for part in parts]
+            taps = weights[prefix + "stem.weight"].shape[2]
+            for tap in range(taps):
+                neighbours = [part.at(position + tap - taps // 2) for part in parts]
                 if neighbours[0] is not None:
                     row = row + weights[prefix + "stem.weight"][:, :, tap] @ torch.cat(neighbours)
             rows.append(row)
@@ -142,7 +143,16 @@ def smoother(
         ]
     else:
         normed = position_batch_norm(stems, weights, prefix + "norm.", training, statistics)
-    return [Sequence(item.positions, item.tokens.clamp(min=0)) for item in normed]
+    activation = relu if config.get("stem_activation", "relu") == "relu" else elu
+    return [Sequence(item.positions, activation(item.tokens)) for item in normed]
+
+
+def relu(values: Tensor) -> Tensor:
+    return values.clamp(min=0)
+
+
+def elu(values: Tensor) -> Tensor:
+    return torch.where(values > 0, values, torch.exp(values.clamp(max=0)) - 1)
 
 
 def time_domain_kernel(spectrum: Tensor, length: int) -> Tensor:

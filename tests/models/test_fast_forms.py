@@ -167,7 +167,12 @@ def smoother_cases(draw) -> Case:
     (batch, length, max_length), kind = draw(sizes()), draw(st.sampled_from(MASKS))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     hidden, segments = draw(st.sampled_from([64, 128])), 2 ** draw(st.integers(0, 6))
-    smoother = SmootherInForm(hidden, segments, max_length, norm=draw(st.sampled_from(["batch", "layer"])), dropout=0.0)
+    stem = {
+        "stem_kernel_size": draw(st.sampled_from([1, 3])),
+        "stem_activation": draw(st.sampled_from(["relu", "elu"])),
+    }
+    norm = draw(st.sampled_from(["batch", "layer"]))
+    smoother = SmootherInForm(hidden, segments, max_length, norm=norm, dropout=0.0, **stem)
     randomise(smoother, draw(st.booleans()), generator).train(draw(st.booleans()))
     states = torch.randn(batch, length, hidden, generator=generator)
     case = Case(smoother, states, make_mask(kind, batch, length, generator), kind != "holes", torch.zeros(()))
@@ -438,7 +443,15 @@ def test_auto_picks_the_attention_form_by_its_cost(batch, length, head_size, row
     ],
 )
 def test_auto_folds_the_stem_where_the_batch_pays_for_it(batch, length, max_length, form):
-    assert cheapest_smoother_form(batch, length, max_length) == form
+    assert cheapest_smoother_form(batch, length, Smoother(64, 8, max_length)) == form
+
+
+@pytest.mark.parametrize(
+    ("segments", "kernel_size", "form"), [(24, 3, "folded"), (32, 3, "short"), (8, 1, "folded"), (16, 1, "short")]
+)
+def test_auto_folds_the_stem_only_where_segments_are_fewer_than_what_they_save(segments, kernel_size, form):
+    smoother = Smoother(8 * 24, segments, 512, stem_kernel_size=kernel_size)
+    assert cheapest_smoother_form(32, 512, smoother) == form
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 63, 64, 65, 100, 512, 513, 4096])

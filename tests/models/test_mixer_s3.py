@@ -67,6 +67,7 @@ def smoother_config(smoother: Smoother, norm: str) -> dict:
         "layer_norm_eps": 1e-12,
         "use_fourier_convolution": smoother.use_fourier_convolution,
         "use_convolution_stem": smoother.use_convolution_stem,
+        "stem_activation": smoother.stem_activation,
     }
 
 
@@ -141,6 +142,12 @@ def test_smoother_filter_starts_kaiming_normal_over_its_fan_in():
     assert smoother.filter.shape == (65, 256, 2)
     assert abs(float(smoother.filter.detach().std()) * 256**0.5 - 1) < 0.05  # gain sqrt(2) over sqrt(2 H)
     assert abs(float(smoother.filter.detach().mean())) * 256**0.5 < 0.05
+
+
+def test_smoother_filter_may_start_kaiming_uniform_of_the_same_variance():
+    filter = Smoother(256, 8, 128, filter_init="uniform").filter.detach()
+    assert abs(float(filter.std()) * 256**0.5 - 1) < 0.05
+    assert float(filter.abs().max()) * (256 / 3) ** 0.5 < 1
 
 
 def test_position_batch_norm_without_padding_is_torch_batch_norm_over_positions():

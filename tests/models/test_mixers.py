@@ -12,10 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from s3bert.models.configuration_lra import LraConfig
+from s3bert.models.configuration_s3bert import S3BertConfig
 from s3bert.models.iterative_inverse import iterative_inverse
 from s3bert.models.mixer_kernelized import SkyformerAttention, gaussian_kernel
 from s3bert.models.mixer_linear import LinearAttention
 from s3bert.models.mixers import MIXERS, build_mixer
+from s3bert.models.modeling_lra import LraModel
+from s3bert.models.modeling_s3bert import S3BertModel
+from s3bert.models.skeleton_attention import SkeletonAttention
 
 
 HIDDEN, HEADS, LENGTH = 12, 2, 19
@@ -31,6 +35,16 @@ SETTINGS = {
 }
 VARIANTS = {
     **{name: (name, SETTINGS.get(name, {})) for name in MIXERS},
+    "s3-released": (
+        "s3",
+        {
+            "num_segments": HIDDEN,
+            "num_row_samples": 6,
+            "num_column_samples": 6,
+            "stem_kernel_size": 1,
+            "stem_activation": "elu",
+        },
+    ),
     "softmax-causal": ("softmax", {"causal": True}),
     "linear-causal": ("linear", {"causal": True}),
     "performer-causal": ("performer", {"num_features": 7, "causal": True}),
@@ -106,7 +120,7 @@ def test_a_mixer_is_its_equation_across_chunks(variant, length):
 
 
 @pytest.mark.parametrize(
-    "variant", [name for name in VARIANTS if name not in ("fourier", "s3")]
+    "variant", [name for name in VARIANTS if name != "fourier" and not name.startswith("s3")]
 )  # s3's norm is per position
 def test_the_amount_of_padding_on_the_left_does_not_matter(variant):
     mixer, states = make(variant), torch.randn(2, 10, HIDDEN)
@@ -307,12 +321,37 @@ def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(name
         ("s3", {"num_segments": 4.0}, "num_segments = 4.0"),
         ("s3", {"num_segments": 5}, "hidden_size = 12 is not divisible by num_segments = 5"),
         ("s3", {"num_row_samples": -1}, "num_row_samples = -1"),
+        ("s3", {"num_segments": 3, "stem_kernel_size": 2}, "stem_kernel_size = 2: the smoother knows 1, 3"),
+        ("s3", {"num_segments": 3, "stem_activation": "gelu"}, "stem_activation = 'gelu': the smoother knows 'relu', 'elu'"),
+        ("s3", {"num_segments": 3, "filter_init": 0}, "filter_init = 0: the smoother knows 'normal', 'uniform'"),
+        ("s3", {"num_segments": 3, "row_norm_init": 2}, "row_norm_init = 2: a first gain lies between 0 and 1"),
         ("s3", {"num_column_samples": 0}, "num_column_samples = 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_mixer_or_setting_is_named(name, own, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build_mixer(name, HIDDEN, HEADS, LENGTH, 0.0, 0, **own)
+
+
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_row_attention_starts_with_the_gain_it_is_given_in_the_arena_and_in_s3bert(first, tmp_path):
+    sizes = {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": LENGTH,
+    }
+    own = {"num_segments": 3, "row_norm_init": first}
+    models = LraModel(LraConfig(mixer_settings=own, **sizes)), S3BertModel(S3BertConfig(**own, **sizes))
+    for model in models:
+        attention = next(module for module in model.modules() if isinstance(module, SkeletonAttention))
+        assert (attention.row_norm.weight == first).all() and (attention.column_norm.weight == 1).all()
+        attention.row_norm.weight.data.fill_(0.5)
+        model.save_pretrained(tmp_path / model.config.model_type)
+        again = type(model).from_pretrained(tmp_path / model.config.model_type)
+        assert all(
+            (value == 0.5).all() for name, value in again.state_dict().items() if name.endswith("row_norm.weight")
+        )
 
 
 @pytest.mark.parametrize("name", ["s3", "linformer", "fourier"])

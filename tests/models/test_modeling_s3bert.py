@@ -31,6 +31,13 @@ ABLATIONS = {
     "no-smoother": {"use_fourier_convolution": False, "use_convolution_stem": False},
     "no-column": {"use_column_attention": False},
     "no-row": {"use_row_attention": False},
+    "released-program": {
+        "num_segments": 24,
+        "stem_kernel_size": 1,
+        "stem_activation": "elu",
+        "filter_init": "uniform",
+        "row_norm_init": 0.0,
+    },
 }
 
 
@@ -377,6 +384,10 @@ def test_the_config_fields_and_defaults_are_the_checkpoint_format():
         "use_convolution_stem": True,
         "use_row_attention": True,
         "use_column_attention": True,
+        "row_norm_init": 1.0,
+        "stem_kernel_size": 3,
+        "stem_activation": "relu",
+        "filter_init": "normal",
         "sparse_prediction": False,
         "implementation": "auto",
     }

@@ -29,6 +29,9 @@ class S3BertConfig(EncoderConfig):
             and kept when a model is lengthened.
         use_fourier_convolution, use_convolution_stem, use_row_attention, use_column_attention: the paper's ablation
             (Table 7).
+        row_norm_init: first gain of row attention's LayerNorm: 1 in the paper; from 0 it grows as row attention learns.
+        stem_kernel_size, stem_activation, filter_init: 3, "relu" and "normal" in the paper; 1, "elu" and "uniform" in the authors'
+            released program, where `num_segments` is the hidden size.
         implementation: how S3Attention is computed; up to rounding the outputs are the same. "auto" picks an exact fast form by shapes
             and mode (fast_smoother.py, fast_attention.py); "direct" is the paper's order of operations; "export" has real matrix
             products in place of the FFT, for `torch.export` and ONNX: no complex numbers, quadratic in the length.
@@ -61,6 +64,10 @@ class S3BertConfig(EncoderConfig):
     use_convolution_stem: bool = True
     use_row_attention: bool = True
     use_column_attention: bool = True
+    row_norm_init: float | int = 1.0
+    stem_kernel_size: Literal[1, 3] = 3
+    stem_activation: Literal["relu", "elu"] = "relu"
+    filter_init: Literal["normal", "uniform"] = "normal"
     implementation: Literal["auto", "direct", "export"] = "auto"
     auto_map: dict[str, str] = field(default_factory=lambda: auto_map("s3bert", "S3Bert"))
 
@@ -78,6 +85,11 @@ class S3BertConfig(EncoderConfig):
         """Counts are positive, and segments divide the hidden size."""
         self.check_counts("num_segments", "num_row_samples", "num_column_samples", "landmark_length")
         self.check_division("num_segments", "segments (r)")
+
+    def validate_row_norm_init(self):
+        """A first gain is a number from 0 to 1."""
+        if not 0 <= self.row_norm_init <= 1:
+            raise ValueError(f"row_norm_init = {self.row_norm_init}: a first gain lies between 0 and 1, the paper's.")
 
     def validate_attention_switches(self):
         """Row or column attention must stay: without both nothing mixes the tokens by content."""

@@ -19,12 +19,14 @@ from .numerics import at_least_float32, zero_padding
 from .smoother import Smoother
 
 
-def cheapest_smoother_form(batch: int, length: int, max_length: int) -> str:
-    """The form of "auto" for (B, S) tokens under an N-long filter, unless a folded filter is kept.
+def cheapest_smoother_form(batch: int, length: int, smoother: Smoother) -> str:
+    """The form of "auto" for (B, S) tokens, unless a folded filter is kept.
 
-    Folding costs 3 M H^2 multiply-adds for the whole batch and saves 3 H^2 per token.
+    With a kernel of k, folding costs k M H^2 multiply-adds for the whole batch and saves k H^2 - 4 r H per token.
     """
-    return "folded" if batch * length >= 4 * fft_length(length, max_length) else "short"
+    hidden_size, _, kernel_size = smoother.stem.weight.shape
+    saves = 8 * smoother.num_segments <= kernel_size * hidden_size
+    return "folded" if saves and batch * length >= 4 * fft_length(length, smoother.max_length) else "short"
 
 
 def fft_length(length: int, max_length: int) -> int:
@@ -214,9 +216,9 @@ def _fold(smoother: Smoother, stem_weight: torch.Tensor, points: int) -> tuple[i
     """M, the spectrum L (F, H, 2) of `_short_spectrum`, and filter and stem as one, (F, 2 r, H): for each segment the real part,
     then the imaginary part, of
 
-        G[f, s, c'] = sum_k e^{i w_f (k - 1)} sum_{c in s} W[c', c, k] L[f, c]        w_f = 2 pi f / M
+        G[f, s, c'] = sum_k e^{i w_f (k - k // 2)} sum_{c in s} W[c', c, k] L[f, c]        w_f = 2 pi f / M
 
-    for the part W (H, H, 3) of the stem's weight that reads the filter's output.
+    for the part W (H, H, taps) of the stem's weight that reads the filter's output.
     """
     num_segments = smoother.num_segments
     with torch.autocast(smoother.filter.device.type, enabled=False):
@@ -224,14 +226,17 @@ def _fold(smoother: Smoother, stem_weight: torch.Tensor, points: int) -> tuple[i
     frequencies, hidden, _ = spectrum.shape
     width = hidden // num_segments
     # The taps are applied before the product over channels, where the data is r times smaller.
-    taps = torch.arange(-1, 2, device=spectrum.device)
-    cosine, sine = waves(taps, points, spectrum.dtype)  # (F, 3)
+    taps = stem_weight.shape[2]
+    cosine, sine = waves(torch.arange(taps, device=spectrum.device) - taps // 2, points, spectrum.dtype)  # (F, taps)
     real, imaginary = spectrum[:, None, :, 0], spectrum[:, None, :, 1]  # (F, 1, H)
     cosine, sine = cosine[..., None], sine[..., None]
-    left = torch.stack((real * cosine - imaginary * sine, imaginary * cosine + real * sine))  # (2, F, 3, H)
-    left = left.view(2, frequencies, 3, num_segments, width).permute(3, 0, 1, 2, 4)
-    right = stem_weight.view(-1, num_segments, width, 3).permute(1, 3, 2, 0)  # (r, 3, d, H)
-    left, right = left.reshape(num_segments, 2 * frequencies, 3 * width), right.reshape(num_segments, 3 * width, -1)
+    left = torch.stack((real * cosine - imaginary * sine, imaginary * cosine + real * sine))  # (2, F, taps, H)
+    left = left.view(2, frequencies, taps, num_segments, width).permute(3, 0, 1, 2, 4)
+    right = stem_weight.view(-1, num_segments, width, taps).permute(1, 3, 2, 0)  # (r, taps, d, H)
+    left, right = (
+        left.reshape(num_segments, 2 * frequencies, taps * width),
+        right.reshape(num_segments, taps * width, -1),
+    )
     folded = torch.bmm(left.to(right.dtype), right)  # (r, 2 F, H)
     return points, spectrum, folded.view(2 * num_segments, frequencies, -1).transpose(0, 1)
 
@@ -252,7 +257,7 @@ def _add_filtered(
         means: segment means (B, S, r), zero at padding. mask: (B, S), one run of real tokens a sequence; what comes out
             elsewhere is arbitrary.
         spectrum, folded: (F, H, 2) and (F, 2 r, H) of `_fold`, at M = `points`.
-        stem_weight: W (H, H, 3), the part that reads the filter's output.
+        stem_weight: W (H, H, taps), the part that reads the filter's output.
     """
     batch, length, _ = means.shape
     with torch.autocast(means.device.type, enabled=False):
@@ -264,6 +269,8 @@ def _add_filtered(
     product = at_least_float32(torch.bmm(rows.to(folded.dtype), folded))  # (F, 2 B, H)
     outputs = _inverse_transform(torch.complex(*product.chunk(2, 1)), points, length)
     features = features + outputs.to(features.dtype)
+    if stem_weight.shape[2] == 1:
+        return features
 
     # The filter's output goes on around both ends, where the stem has to see zeros: what its outer taps read there goes.
     if mask is None:
@@ -320,11 +327,11 @@ def _multiply_pairs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A `Conv1d` of kernel 3 and padding 1 on (B, S, C) -> (B, S, H), in the layout that runs fastest.
+    """A `Conv1d` of kernel 3 and padding 1, or kernel 1, on (B, S, C) -> (B, S, H), in the layout that runs fastest.
 
     As a convolution of images one token high, whose channels lie last in memory anyway, it needs no copy.
     """
     # Reshaped twice, for a copy where it is needed and the usual strides where it is not: they decide the output's layout.
     inputs = inputs.reshape(-1, inputs.shape[2]).view(inputs.shape)
     image = inputs.transpose(1, 2).unsqueeze(2)  # (B, C, 1, S), channels last in memory
-    return F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, 1)).squeeze(2).transpose(1, 2)
+    return F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, weight.shape[2] // 2)).squeeze(2).transpose(1, 2)

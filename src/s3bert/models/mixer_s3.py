@@ -47,6 +47,10 @@ def build_s3(
     implementation: str,
     landmark_length: int | None = None,
     landmark_sampling: str = "fixed",
+    row_norm_init: float = 1.0,
+    stem_kernel_size: int = 3,
+    stem_activation: str = "relu",
+    filter_init: str = "normal",
     layer_norm_eps: float = 1e-12,
 ) -> tuple[Smoother, SkeletonAttention]:
     """The two parts of one layer; `landmark_length` is `max_length` where none is given.
@@ -74,6 +78,9 @@ def build_s3(
         dropout=smoother_dropout_prob,
         use_fourier_convolution=use_fourier_convolution,
         use_convolution_stem=use_convolution_stem,
+        stem_kernel_size=stem_kernel_size,
+        stem_activation=stem_activation,
+        filter_init=filter_init,
         layer_norm_eps=layer_norm_eps,
     )
     attention = SkeletonAttention(
@@ -88,6 +95,7 @@ def build_s3(
         landmark_seed=landmark_seed,
         layer_index=layer_index,
         dropout=attention_dropout_prob,
+        row_norm_init=row_norm_init,
         layer_norm_eps=layer_norm_eps,
     )
     return smoother, attention
@@ -143,7 +151,7 @@ def _smoother_form(smoother: Smoother, hidden_states: torch.Tensor, contiguous: 
         return "short"
     if kept_filter(smoother, length):
         return "folded"
-    return cheapest_smoother_form(batch, length, smoother.max_length)
+    return cheapest_smoother_form(batch, length, smoother)
 
 
 def _attention_form(attention: SkeletonAttention, projection: nn.Module, hidden_states: torch.Tensor) -> str:
@@ -187,6 +195,7 @@ class S3Mixer(nn.Module):
         hidden_size, num_heads, max_length, dropout: the contract's; dropout acts on both attentions' weights.
         num_segments, num_row_samples, num_column_samples: r, s1, s2. smoother_dropout_prob: after the convolution stem.
         smoother_norm: "batch" or "layer". use_...: Table 7's switches. landmark_seed: of the sampled tokens and channels.
+        row_norm_init: first gain of row attention's norm. stem_kernel_size, stem_activation, filter_init: see `Smoother`.
         implementation: see `apply_s3`. layer_index: the layer's number.
 
     Raises:
@@ -209,6 +218,10 @@ class S3Mixer(nn.Module):
         use_row_attention: bool = True,
         use_column_attention: bool = True,
         landmark_seed: int = 0,
+        row_norm_init: float = 1.0,
+        stem_kernel_size: int = 3,
+        stem_activation: str = "relu",
+        filter_init: str = "normal",
         implementation: str = "auto",
         layer_index: int = 0,
     ):
@@ -229,6 +242,10 @@ class S3Mixer(nn.Module):
             use_row_attention=use_row_attention,
             use_column_attention=use_column_attention,
             landmark_seed=landmark_seed,
+            row_norm_init=row_norm_init,
+            stem_kernel_size=stem_kernel_size,
+            stem_activation=stem_activation,
+            filter_init=filter_init,
             layer_index=layer_index,
             implementation=implementation,
         )

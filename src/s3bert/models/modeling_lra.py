@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, Seque
 from .configuration_lra import LraConfig
 from .mixers import build_mixer
 from .numerics import at_least_float32, zero_padding
+from .skeleton_attention import SkeletonAttention
 from .smoother import FLOAT32_PARTS
 
 
@@ -68,8 +69,12 @@ class LraPreTrainedModel(PreTrainedModel):
             if module.bias is not None:
                 bound = module.weight[0].numel() ** -0.5
                 init.uniform_(module.bias, -bound, bound)
-        else:
-            super()._init_weights(module)
+            return
+        super()._init_weights(module)
+        if isinstance(module, SkeletonAttention) and module.use_row_attention:
+            init.constant_(
+                module.row_norm.weight, module.row_norm_init
+            )  # the line above has set every norm's gain to 1
 
 
 class LraModel(LraPreTrainedModel):

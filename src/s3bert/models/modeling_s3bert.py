@@ -66,6 +66,10 @@ class S3BertAttention(nn.Module):
             landmark_sampling=config.landmark_sampling,
             landmark_seed=config.landmark_seed,
             layer_index=layer_index,
+            row_norm_init=config.row_norm_init,
+            stem_kernel_size=config.stem_kernel_size,
+            stem_activation=config.stem_activation,
+            filter_init=config.filter_init,
             implementation=config.implementation,
             layer_norm_eps=config.layer_norm_eps,
         )
@@ -135,13 +139,14 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """As every encoder's, and
 
-        smoother.filter             Kaiming normal, fan-in, ReLU gain (Algorithm 2)
+        smoother.filter             Kaiming normal, fan-in, ReLU gain (Algorithm 2), or as `filter_init` says
+        row_norm.weight             `row_norm_init`
         smoother.norm ("batch")     weight 1, bias 0, running mean 0, running variance 1
         landmarks                   from `landmark_seed` and the layer's number, never from the global generator
         """
         super()._init_weights(module)
         if isinstance(module, Smoother) and module.use_fourier_convolution:
-            init.kaiming_normal_(module.filter, nonlinearity="relu")
+            module.initialize_filter(init)
         elif isinstance(module, PositionBatchNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
@@ -151,6 +156,8 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
             row_positions, column_indices = module.seeded_landmarks()
             init.copy_(module.row_positions, row_positions)
             init.copy_(module.column_indices, column_indices)
+            if module.use_row_attention:
+                init.constant_(module.row_norm.weight, module.row_norm_init)
 
     @torch.no_grad()
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:

@@ -29,9 +29,11 @@ class SkeletonAttention(nn.Module):
         landmark_sampling: "fixed", or "resample" for fresh landmarks in every training forward.
         landmark_seed, layer_index: seed of this layer's landmarks.
         dropout: rate on both attention weights.
+        row_norm_init: first gain of row attention's LayerNorm. The paper's is 1; at 0 row attention, whose first outputs are
+            nearly one vector for all tokens, says nothing until the gain has grown.
 
     Raises:
-        ValueError: h does not divide H.
+        ValueError: h does not divide H; `row_norm_init` is no number from 0 to 1.
     """
 
     row_positions: torch.Tensor
@@ -51,11 +53,14 @@ class SkeletonAttention(nn.Module):
         landmark_seed: int = 0,
         layer_index: int = 0,
         dropout: float = 0.1,
+        row_norm_init: float = 1.0,
         layer_norm_eps: float = 1e-12,
     ):
         super().__init__()
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
+        if not 0 <= row_norm_init <= 1:
+            raise ValueError(f"row_norm_init = {row_norm_init}: a first gain lies between 0 and 1, the paper's.")
         self.num_heads = num_heads
         self.head_size = hidden_size // num_heads
         self.num_row_samples = min(num_row_samples, landmark_length)
@@ -66,12 +71,14 @@ class SkeletonAttention(nn.Module):
         self.landmark_sampling = landmark_sampling
         self.landmark_seed = landmark_seed
         self.layer_index = layer_index
+        self.row_norm_init = row_norm_init
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
         if use_row_attention:
             self.row_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+            nn.init.constant_(self.row_norm.weight, row_norm_init)
         if use_column_attention:
             self.column_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         row_positions, column_indices = self.seeded_landmarks()

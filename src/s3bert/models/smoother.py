@@ -3,6 +3,7 @@
 Letters and the paper are those of mixer_s3.py. fast_smoother.py has the same numbers in fewer operations.
 """
 
+from types import ModuleType
 from typing import cast
 
 import torch
@@ -13,6 +14,12 @@ from .numerics import at_least_float32, zero_padding
 from .position_norm import PositionBatchNorm
 
 
+# What follows the stem's norm: Algorithm 2's, and that of the authors' released program.
+STEM_ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
+
+# Distributions of a filter's first values, both of Kaiming's variance: Algorithm 2's, and that of the authors' released program.
+FILTER_INITS = {"normal": "kaiming_normal_", "uniform": "kaiming_uniform_"}
+
 # For a model's `_keep_in_fp32_modules_strict`: loading it in half precision leaves the filter and the statistics as they are.
 FLOAT32_PARTS = ("smoother.filter", "smoother.norm")
 
@@ -22,15 +29,17 @@ class Smoother(nn.Module):
 
     Args:
         hidden_size: H.
-        num_segments: r, must divide H.
+        num_segments: r, must divide H; at r = H every channel is filtered by itself.
         max_length: N, tokens the filter spans.
         norm: "batch" (the paper's, per position) or "layer" (over H).
-        dropout: rate after the stem's ReLU.
+        dropout: rate after the stem's activation.
         use_fourier_convolution, use_convolution_stem: Table 7's switches. The stem reads [m; x], or x alone without
             the Fourier convolution; without the stem the Fourier output (or x) is returned as it is.
+        stem_kernel_size, stem_activation, filter_init: 3, "relu" and "normal" in the paper; 1, "elu" and "uniform" in the
+            authors' released program.
 
     Raises:
-        ValueError: r does not divide H; an unknown norm; a sequence is longer than N.
+        ValueError: r does not divide H; an unknown norm, kernel size, activation or distribution; a sequence is longer than N.
     """
 
     def __init__(
@@ -43,26 +52,43 @@ class Smoother(nn.Module):
         dropout: float = 0.1,
         use_fourier_convolution: bool = True,
         use_convolution_stem: bool = True,
+        stem_kernel_size: int = 3,
+        stem_activation: str = "relu",
+        filter_init: str = "normal",
         layer_norm_eps: float = 1e-12,
     ):
         super().__init__()
         if hidden_size % num_segments:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_segments = {num_segments}.")
-        if norm not in ("batch", "layer"):
-            raise ValueError(f"norm = {norm!r}: the smoother knows 'batch', 'layer'.")
+        choices = {
+            "norm": (norm, ("batch", "layer")),
+            "stem_kernel_size": (stem_kernel_size, (1, 3)),
+            "stem_activation": (stem_activation, STEM_ACTIVATIONS),
+            "filter_init": (filter_init, FILTER_INITS),
+        }
+        for name, (value, known) in choices.items():
+            if value not in known:
+                raise ValueError(f"{name} = {value!r}: the smoother knows {', '.join(map(repr, known))}.")
         self.num_segments = num_segments
         self.max_length = max_length
         self.norm_kind = norm
         self.use_fourier_convolution = use_fourier_convolution
         self.use_convolution_stem = use_convolution_stem
+        self.stem_activation = stem_activation
+        self.filter_init = filter_init
         if use_fourier_convolution:
             # Real and imaginary part: complex parameters break fused AdamW, FSDP and casts.
             self.filter = nn.Parameter(torch.empty(max_length // 2 + 1, hidden_size, 2))  # (F, H, 2)
-            nn.init.kaiming_normal_(self.filter, nonlinearity="relu")
+            self.initialize_filter()
         if use_convolution_stem:
-            self.stem = nn.Conv1d((1 + use_fourier_convolution) * hidden_size, hidden_size, 3, padding=1)
+            inputs = (1 + use_fourier_convolution) * hidden_size
+            self.stem = nn.Conv1d(inputs, hidden_size, stem_kernel_size, padding=stem_kernel_size // 2)
             self.norm = PositionBatchNorm(max_length) if norm == "batch" else nn.LayerNorm(hidden_size, layer_norm_eps)
             self.dropout = nn.Dropout(dropout)
+
+    def initialize_filter(self, init: ModuleType = nn.init) -> None:
+        """First values of the filter, fan-in and with ReLU's gain (Algorithm 2), drawn by the functions of `init`."""
+        getattr(init, FILTER_INITS[self.filter_init])(self.filter, nonlinearity="relu")
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """(B, S, H) -> (B, S, H), Algorithm 2 line by line."""
@@ -104,7 +130,7 @@ class Smoother(nn.Module):
         return zero_padding(hidden_states, mask)
 
     def activate(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What follows the stem: norm, ReLU, dropout."""
+        """What follows the stem: norm, activation, dropout."""
         if self.norm_kind == "batch":  # not isinstance: adapters wrap the module
             normalised = self.norm(features, mask)
         else:
@@ -112,7 +138,7 @@ class Smoother(nn.Module):
             norm, exact = self.norm, at_least_float32(features)
             weight, bias = norm.weight.to(exact.dtype), norm.bias.to(exact.dtype)
             normalised = F.layer_norm(exact, exact.shape[2:], weight, bias, norm.eps).to(features.dtype)
-        return self.dropout(F.relu(normalised))
+        return self.dropout(STEM_ACTIVATIONS[self.stem_activation](normalised))
 
     @torch.no_grad()
     def resize(self, length: int) -> None:
