@@ -345,7 +345,8 @@ def test_row_attention_starts_with_the_gain_it_is_given_in_the_arena_and_in_s3be
     models = LraModel(LraConfig(mixer_settings=own, **sizes)), S3BertModel(S3BertConfig(**own, **sizes))
     for model in models:
         attention = next(module for module in model.modules() if isinstance(module, SkeletonAttention))
-        assert (attention.row_norm.weight == first).all() and (attention.column_norm.weight == 1).all()
+        assert (attention.row_norm.weight == first).all()
+        assert (attention.column_norm.weight == 1).all()
         attention.row_norm.weight.data.fill_(0.5)
         model.save_pretrained(tmp_path / model.config.model_type)
         again = type(model).from_pretrained(tmp_path / model.config.model_type)

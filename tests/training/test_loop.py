@@ -80,7 +80,7 @@ def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: flo
     set_seed(config.seed)
     model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
     masking = Masking.for_tokenizer(tokenizer())
-    short = ShortSequences(LENGTH // 2, config.max_train_steps // 2, LENGTH)
+    short = ShortSequences(LENGTH // 2, config.schedule_steps(config.max_train_steps) // 2, LENGTH)
     batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed, short)
     if slowness:
         register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
@@ -215,6 +215,14 @@ def test_an_output_folder_in_use_is_not_overwritten(whole_run):
     with pytest.raises(ValueError, match="already holds checkpoint-60: pass --resume_from_checkpoint latest"):
         pretrain(whole_run)
     assert sorted(path.name for path in whole_run.iterdir()) == before
+
+
+def test_a_run_whose_schedule_goes_on_is_the_beginning_of_a_longer_one(whole_run, tmp_path):
+    pretrain(tmp_path, max_train_steps=6, lr_decay_steps=60)
+    longer, beginning = (exact(read_log(folder / "log.jsonl")) for folder in (whole_run, tmp_path))
+    steps = [record for record in beginning if "learning_rate" in record]
+    assert steps == [record for record in longer if "learning_rate" in record][:6]
+    assert len(steps) == 6
 
 
 def test_resuming_with_other_data_order_is_refused(whole_run):

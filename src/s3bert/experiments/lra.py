@@ -54,7 +54,12 @@ def self_pretrained(config: LraConfig, examples: Examples, epochs: float, trial:
     folder = Path(trial.output_dir) / "self-pretrained"
     batches = MaskedLraBatches(examples, trial.global_batch_size(), trial.seed, config.vocab_size - 1)
     trial = replace(
-        trial, output_dir=str(folder), num_train_epochs=epochs, max_train_steps=None, save_steps=len(batches)
+        trial,
+        output_dir=str(folder),
+        num_train_epochs=epochs,
+        max_train_steps=None,
+        lr_decay_steps=None,
+        save_steps=len(batches),
     )
     # The task's own warm-up may be longer than all this.
     steps = trial.total_steps(len(batches))

@@ -38,6 +38,11 @@ class TrainingConfig:
     num_warmup_steps: int | float = option(
         help="optimiser steps of linear warm-up; below 1, a share of all steps", default=0
     )
+    lr_decay_steps: int | None = option(
+        help="optimiser steps that the schedule spans; those trained by default. More of them, and the training is the "
+        "beginning of a longer one",
+        default=None,
+    )
     max_train_steps: int | None = option(help="optimiser steps in all; overrides num_train_epochs", default=None)
     num_train_epochs: float = option(help="passes over the training data", default=3.0)
     logging_steps: int = option(help="optimiser steps between two log records", default=10)
@@ -94,8 +99,21 @@ class TrainingConfig:
         """Optimiser steps of the whole run."""
         return self.max_train_steps or max(1, math.ceil(self.num_train_epochs * steps_per_epoch))
 
+    def schedule_steps(self, total_steps: int) -> int:
+        """Optimiser steps that the learning rate's schedule spans, in a run of so many.
+
+        Raises:
+            ValueError: they are fewer than are trained.
+        """
+        if self.lr_decay_steps is not None and self.lr_decay_steps < total_steps:
+            raise ValueError(
+                f"lr_decay_steps = {self.lr_decay_steps}: {total_steps} steps are trained, and the last ones would have no learning "
+                "rate; give at least as many, or leave it out."
+            )
+        return self.lr_decay_steps or total_steps
+
     def warmup_steps(self, total_steps: int) -> int:
-        """Optimiser steps of linear warm-up in a run of so many."""
+        """Optimiser steps of linear warm-up in a schedule of so many."""
         share = 0 < self.num_warmup_steps < 1
         return round(self.num_warmup_steps * total_steps) if share else int(self.num_warmup_steps)
 

@@ -149,6 +149,7 @@ class _Run:
             keep_freed_memory()  # a quarter of a step's time, and more of an evaluation's
         self.main = self.accelerator.is_main_process
         self.total_steps = config.total_steps(len(batches))
+        schedule_steps = config.schedule_steps(self.total_steps)
         self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
         self.progress = _Progress()
         self.checkpoint = self._checkpoint_to_resume()
@@ -166,8 +167,8 @@ class _Run:
         self.scheduler = get_scheduler(
             config.lr_scheduler_type,
             self.optimizer.optimizer,
-            config.warmup_steps(self.total_steps),
-            self.total_steps,
+            config.warmup_steps(schedule_steps),
+            schedule_steps,
         )
         if states is not None:
             optimizer_state, scheduler_state, scaler_state = states
