@@ -4,7 +4,7 @@ A run is what `s3bert lra` or `s3bert copy-task` keeps in its `all_results.json`
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,6 +16,7 @@ from .published import (
     has_the_papers_schedule,
     published_accuracy,
     published_change,
+    published_curve,
     published_incoherence,
     published_under_noise,
 )
@@ -41,6 +42,8 @@ def lra_sections(runs: Mapping[str, Run]) -> list[str]:
     sections = []
     for name, run in runs.items():
         sections += [f"## {name}", run["description"], lra_table(run)]
+        if steps := steps_table(run):
+            sections += ["Validation accuracy, and loss in nats, by optimiser step:", steps]
     papers = {
         label: value
         for run in runs.values()
@@ -147,6 +150,49 @@ def lra_table(run: Run) -> str:
     return table([*head, *(name.replace("_", " ") for name in measures)], rows)
 
 
+def steps_table(run: Run) -> str:
+    """A Markdown table of validation accuracy and loss at up to 16 of the steps where a run was evaluated, each variant at its best setting,
+    beside the authors' curve; "" for a run evaluated less than three times."""
+    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for name, result in run["variants"].items():
+        points = found.setdefault(name, {})
+        for trial in result["settings"][0]["trials"]:
+            for record in trial["history"]:
+                if "eval_accuracy" in record:
+                    points.setdefault(record["step"], []).append((100 * record["eval_accuracy"], record["eval_loss"]))
+    curve = _authors_curve(run)
+    every = sorted(
+        {step for points in found.values() for step in points} | {step for step in curve if step <= _last(run)}
+    )
+    if len(every) < 3:
+        return ""
+    stride = -(-len(every) // 16)
+    steps = [step for place, step in enumerate(every) if step in curve or place % stride == 0 or step == every[-1]]
+    rows = []
+    for step in steps:
+        row = [f"{step:,}"]
+        for points in found.values():
+            accuracies, losses = zip(*points[step], strict=True) if step in points else ((), ())
+            row.append(f"{_spread(accuracies)}, {mean(losses):.3f}" if accuracies else "")
+        rows.append([*row, *([f"{curve[step]:.1f}" if step in curve else ""] if curve else [])])
+    return table(["step", *found, *(["the authors' S3, test"] if curve else [])], rows)
+
+
+def _authors_curve(run: Run) -> Mapping[int, float]:
+    """The authors' curve, where S3 is among the variants and all train with their batch size."""
+    sizes = {
+        setting["trials"][0]["batch_size"] for result in run["variants"].values() for setting in result["settings"]
+    }
+    mixers = {result.get("mixer") for result in run["variants"].values()}
+    if "task" not in run or "s3" not in mixers or len(sizes) > 1:
+        return {}
+    return published_curve(run["task"], run["length"], *sizes)
+
+
+def _last(run: Run) -> int:
+    return max(trial["steps"] for result in run["variants"].values() for trial in result["settings"][0]["trials"])
+
+
 def _has_incoherence(run: Run, label: str) -> bool:
     """Whether the paper's incoherence may stand beside a variant's."""
     return (
@@ -161,7 +207,7 @@ def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
     return [100 * trial["metrics"][metric] for trial in setting["trials"] if trial["metrics"]]
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: Sequence[float]) -> str:
     if not values:
         return "failed"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
@@ -193,6 +239,10 @@ def plot_learning_curves(file: Path, runs: Mapping[str, Run]) -> None:
                         if number > 9:  # there are ten colours
                             style |= {"linestyle": "--", "fillstyle": "none"}
                         axes.plot(*zip(*points, strict=True), label=title_of[name] if place == 0 else None, **style)
+            if key == "eval_accuracy" and (curve := _authors_curve(run)):
+                points = [(step, value) for step, value in curve.items() if step <= _last(run)]
+                axes.plot(*zip(*points, strict=True), "kx:", linewidth=1, label="the authors' S3, test")
+                axes.legend(loc="lower right", fontsize="small", handles=axes.lines[-1:])
             axes.set(xlabel="optimiser steps", ylabel=label, xlim=(0, None), title=title)
             axes.grid(alpha=0.3)
         panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
