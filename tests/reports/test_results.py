@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from s3bert.reports.lra import lra_sections, lra_table
+from s3bert.reports.lra import lra_sections, lra_table, steps_table
 from s3bert.reports.results import add_run, compact_json, index, page, read_experiment, read_run, report_of
 
 
@@ -62,6 +62,7 @@ def trained(length: int, epoch: float, steps: int, **accuracies: float) -> dict:
                             {
                                 "epoch": epoch,
                                 "steps": steps,
+                                "batch_size": 32,
                                 "history": [],
                                 "metrics": {"test_accuracy": value, "accuracy": value},
                             }
@@ -83,6 +84,24 @@ def test_a_papers_accuracy_stands_beside_its_own_schedule_and_apart_from_shorter
     assert "published" not in text
     assert text.index("## The papers") < text.index("| s3 | 38.30, best 39.15 |") < text.index("| softmax | 36.37 |")
     assert "The papers" not in "\n".join(lra_sections({"whole": trained(2000, 5.0, 15_000, s3=0.4)}))
+
+
+def test_accuracy_by_step_stands_beside_the_authors_curve_of_the_same_batch_size():
+    run = trained(2000, 5.0, 3000, s3=0.4, softmax=0.3)
+    for place, result in enumerate(run["variants"].values()):
+        history = [
+            {"step": step, "eval_accuracy": 0.1 * place + step / 1e4, "eval_loss": 2.0}
+            for step in range(500, 3001, 500)
+        ]
+        result["settings"][0]["trials"][0]["history"] = history
+    lines = steps_table(run).splitlines()
+    assert lines[0] == "| step | s3 | softmax | the authors' S3, test |"
+    assert lines[2] == "| 500 | 5.00, 2.000 | 15.00, 2.000 | 17.1 |"
+    assert lines[-1] == "| 3,000 | 30.00, 2.000 | 40.00, 2.000 | 27.3 |"
+    assert len(lines) == 8
+    run["variants"]["s3"]["settings"][0]["trials"][0]["batch_size"] = 8
+    assert "authors" not in steps_table(run)
+    assert steps_table(trained(2000, 5.0, 3000, s3=0.4)) == "", "nothing to show of a run that was evaluated once"
 
 
 def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):

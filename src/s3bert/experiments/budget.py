@@ -31,6 +31,7 @@ class Budget:
     pretrain_config: str = option(help="arguments of `s3bert pretrain` that all models share", default="")
     tokens: int | None = option(help="tokens each model is pretrained on", default=None)
     minutes: float | None = option(help="minutes each model is pretrained for, at the speed it shows", default=None)
+    seed: int = option(help="of initial weights, data order and masks in pretraining", default=42)
     learning_rates: list[float] = option(
         help="peak learning rates to try on each model, with each of warmup_shares; the lowest held-out loss decides",
         default_factory=lambda: [1e-3],
@@ -128,4 +129,5 @@ class Budget:
             first = f"the first {share:.0%} of the steps" if share else "the first steps"
             short = f", {first} on sequences of {length}"
         times = f" Times are those of {self.jobs} jobs side by side." if self.jobs > 1 else ""
-        return f"Size {self.size}; each model pretrained for {cost} on {corpus}, blocks of {self.max_seq_length} tokens{short}.{times}"
+        blocks = f"blocks of {self.max_seq_length} tokens{short}, seed {self.seed}"
+        return f"Size {self.size}; each model pretrained for {cost} on {corpus}, {blocks}.{times}"

@@ -238,7 +238,7 @@ class Comparison:
         positions = f"max_position_embeddings={self.budget.max_seq_length}"
         words += ["--config_overrides", f"{positions},{changes}" if changes else positions]
         words += ["--dataset_name", self.corpus, "--learning_rate", rate, "--max_train_steps", steps]
-        words += ["--num_warmup_steps", round(warmup * steps), "--output_dir", folder]
+        words += ["--num_warmup_steps", round(warmup * steps), "--seed", self.budget.seed, "--output_dir", folder]
         command = self.budget.command("pretrain_mlm", *words, *more, "--resume_from_checkpoint", "latest")
         finding = DIVERGED if trial else None
         return Job(f"{kind} {folder.name}", command, folder, folder / _RESULT, finding=finding, steps=steps)

@@ -161,9 +161,7 @@ def steps_table(run: Run) -> str:
                 if "eval_accuracy" in record:
                     points.setdefault(record["step"], []).append((100 * record["eval_accuracy"], record["eval_loss"]))
     curve = _authors_curve(run)
-    every = sorted(
-        {step for points in found.values() for step in points} | {step for step in curve if step <= _last(run)}
-    )
+    every = sorted({step for points in found.values() for step in points})
     if len(every) < 3:
         return ""
     stride = -(-len(every) // 16)
