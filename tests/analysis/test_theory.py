@@ -98,20 +98,38 @@ def test_s3_proposition_2_the_error_of_a_skeleton_of_few_incoherent_rows_and_col
     assert (errors(40, 40 * [spikes]) > bound).sum() > 20
 
 
+@pytest.mark.parametrize("drawn", [4, 12, 20])
+def test_the_probability_of_a_bad_skeleton_is_no_smaller_than_that_of_missing_a_group(drawn):
+    """64 tokens in 4 groups of equal ones: rank 4, incoherence 1, and the bound fails when a group is not sampled at all."""
+    tokens = torch.eye(4).double().repeat(16, 1)
+    assert incoherence(tokens, 4) == pytest.approx(1)
+    missing = [(-1) ** (groups + 1) * math.comb(4, groups) * math.comb(64 - 16 * groups, drawn) for groups in (1, 2, 3)]
+    probability = sum(missing) / math.comb(64, drawn)
+    assert probability < cur_failure(1.0, 4, drawn, 10**6) < 100 * probability
+
+
 @pytest.mark.parametrize("segments", [8, 32])
 def test_s3s_fourier_convolution_makes_a_few_tokens_do_for_all(segments):
     """After Section III-B: a circular convolution keeps the rank of the tokens and spreads the directions of the leading singular vectors
-    over all positions. Here four tokens of 256 are everything; no sampled token knows of them before, and any eight know all afterwards."""
+    over all positions. Here four tokens of 256 are everything; the sampled tokens know nothing of them before, and all afterwards.
+
+    That is one filter for all channels, which is one circulant matrix. The layer's filters, one for each channel, spread the tokens too, and
+    make the rank full.
+    """
     torch.manual_seed(0)
     smoother = Smoother(32, segments, 256).double()
-    smoother.filter.data[:] = smoother.filter.data[:, :1]  # one filter for all channels is one circulant matrix
     tokens = torch.zeros(1, 256, 32).double()
     tokens[0, [3, 70, 111, 200]] = torch.randn(4, 32).double()
+    own_filters = smoother.fourier_convolution(tokens)[0].detach()
+    smoother.filter.data[:] = smoother.filter.data[:, :1]
     smoothed = smoother.fourier_convolution(tokens)[0].detach()
-    assert incoherence(tokens[0], 4) == pytest.approx(256 / 4)
-    assert incoherence(smoothed, 4) < 8
+    matrices = (tokens[0], smoothed, own_filters)
+    assert [torch.linalg.matrix_rank(matrix).item() for matrix in matrices] == [4, 4, 32]
+    mu = [incoherence(matrix, 4) for matrix in matrices]
+    assert mu[0] == pytest.approx(256 / 4)
+    assert max(mu[1:]) < 8
     rows, columns = SkeletonAttention(32, 1, landmark_length=256).seeded_landmarks()
-    error = [norm(states - cur(states, rows, columns)) / norm(states) for states in (tokens[0], smoothed)]
+    error = [norm(matrix - cur(matrix, rows, columns)) / norm(matrix) for matrix in matrices[:2]]
     assert error[0] == pytest.approx(1)
     assert error[1] < 1e-9
 
