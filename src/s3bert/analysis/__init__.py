@@ -1,1 +1,1 @@
-"""What is measured inside models."""
+"""What is measured inside models, and what is proved of them."""
