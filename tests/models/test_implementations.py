@@ -339,6 +339,8 @@ def test_a_filter_is_not_kept_of_a_stem_that_an_adapter_holds(fast_and_direct):
 def test_kept_filters_stay_within_the_size_asked_for(fast_and_direct):
     fast, direct = fast_and_direct(max_position_embeddings=257)
     assert direct.fold_filters() == fast.fold_filters(max_bytes=1) == []
+    slower, _ = fast_and_direct(num_segments=fast.config.hidden_size)
+    assert slower.fold_filters() == [], "nothing is kept that makes inference slower"
     assert kept_bytes(direct) == 0
     assert kept_bytes(fast) == 0
     fast.fold_filters()

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from transformers import set_seed
 
 from s3bert import (
+    LraConfig,
+    LraForSequenceClassification,
     S3BertConfig,
     S3BertForMaskedLM,
     S3BertForQuestionAnswering,
@@ -232,6 +234,9 @@ def test_padding_leaves_the_gradients_of_a_fresh_model_moderate(tiny_config, mak
         ({"smoother_norm": "group"}, ["smoother_norm", "batch", "layer"]),
         ({"landmark_sampling": "often"}, ["landmark_sampling", "fixed", "resample"]),
         ({"num_row_samples": 0}, ["num_row_samples", "0"]),
+        ({"stem_kernel_size": 1.0}, ["stem_kernel_size", "1.0"]),
+        ({"stem_activation": "gelu"}, ["stem_activation", "relu", "elu"]),
+        ({"row_norm_init": -1}, ["row_norm_init", "-1"]),
         ({"hidden_dropout_prob": 1.5}, ["hidden_dropout_prob", "1.5"]),
         ({"use_row_attention": False, "use_column_attention": False}, ["use_row_attention", "use_column_attention"]),
     ],
@@ -418,9 +423,15 @@ def test_landmarks_survive_a_checkpoint_and_ignore_the_global_seed(build_model, 
     assert torch.equal(model(**batch).last_hidden_state, reloaded(**batch).last_hidden_state)
 
 
-def test_a_checkpoint_without_norm_statistics_and_landmarks_gets_their_initial_values(tiny_config, tmp_path):
+@pytest.mark.parametrize("arena", [False, True], ids=["s3bert", "arena"])
+def test_a_checkpoint_without_norms_filters_and_landmarks_gets_their_initial_values(tiny_config, tmp_path, arena):
     """Loading goes through the meta device; what the file lacks must not be uninitialised memory."""
-    model = S3BertForSequenceClassification(tiny_config())
+    if arena:
+        own = {"num_segments": 6, "row_norm_init": 0.5}
+        config = LraConfig(hidden_size=24, vocab_size=50, max_position_embeddings=64, mixer_settings=own)
+        model = LraForSequenceClassification(config)
+    else:
+        model = S3BertForSequenceClassification(tiny_config(row_norm_init=0.5))
     lacking = (
         "row_positions",
         "column_indices",
@@ -428,12 +439,13 @@ def test_a_checkpoint_without_norm_statistics_and_landmarks_gets_their_initial_v
         "running_var",
         "smoother.norm.weight",
         "smoother.filter",
+        "row_norm.weight",
     )
     state = {name: value for name, value in model.state_dict().items() if not name.endswith(lacking)}
     model.save_pretrained(tmp_path, state_dict=state)
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN and huge integers
     try:
-        reloaded = S3BertForSequenceClassification.from_pretrained(tmp_path)
+        reloaded = type(model).from_pretrained(tmp_path)
     finally:
         torch.use_deterministic_algorithms(False)
     for name, value in model.state_dict().items():

@@ -86,6 +86,11 @@ class S3BertConfig(EncoderConfig):
         self.check_counts("num_segments", "num_row_samples", "num_column_samples", "landmark_length")
         self.check_division("num_segments", "segments (r)")
 
+    def validate_stem_kernel_size(self):
+        """1 == 1.0, which is no size."""
+        if type(self.stem_kernel_size) is not int:
+            raise ValueError(f"stem_kernel_size = {self.stem_kernel_size!r}: give 1 or 3.")
+
     def validate_row_norm_init(self):
         """A first gain is a number from 0 to 1."""
         if not 0 <= self.row_norm_init <= 1:

@@ -24,9 +24,14 @@ def cheapest_smoother_form(batch: int, length: int, smoother: Smoother) -> str:
 
     With a kernel of k, folding costs k M H^2 multiply-adds for the whole batch and saves k H^2 - 4 r H per token.
     """
+    worth_it = batch * length >= 4 * fft_length(length, smoother.max_length)
+    return "folded" if worth_it and folding_saves(smoother) else "short"
+
+
+def folding_saves(smoother: Smoother) -> bool:
+    """Whether a folded filter, once there, makes a forward shorter: with as many segments as channels it does not."""
     hidden_size, _, kernel_size = smoother.stem.weight.shape
-    saves = 8 * smoother.num_segments <= kernel_size * hidden_size
-    return "folded" if saves and batch * length >= 4 * fft_length(length, smoother.max_length) else "short"
+    return 8 * smoother.num_segments <= kernel_size * hidden_size
 
 
 def fft_length(length: int, max_length: int) -> int:

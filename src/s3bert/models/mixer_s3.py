@@ -16,10 +16,12 @@ from typing import cast
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import initialization as init
 
 from .fast_attention import cheapest_attention_form, low_rank_attention, skip_kv_attention
 from .fast_smoother import ExportableSmoother, cheapest_smoother_form, folded_smoother, kept_filter, short_smoother
 from .numerics import zero_padding
+from .position_norm import PositionBatchNorm
 from .skeleton_attention import SkeletonAttention
 from .smoother import Smoother
 
@@ -186,6 +188,30 @@ def is_plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
         and "forward" not in module.__dict__
         and not any(map(is_traceable_wrapper_subclass, module._parameters.values()))
     )
+
+
+@torch.no_grad()
+def initialize_s3(module: nn.Module) -> None:
+    """For a model's `_init_weights`, after Transformers' own: what a module of S3 holds, where no checkpoint gives it.
+
+    smoother.filter             Kaiming, fan-in, ReLU gain (Algorithm 2); normal, or as `filter_init` says
+    smoother.norm ("batch")     weight 1, bias 0, running mean 0, running variance 1
+    row_norm.weight             `row_norm_init`
+    landmarks                   from `landmark_seed` and the layer's number, never from the global generator
+    """
+    if isinstance(module, Smoother) and module.use_fourier_convolution:
+        module.initialize_filter(init)
+    elif isinstance(module, PositionBatchNorm):
+        init.ones_(module.weight)
+        init.zeros_(module.bias)
+        init.zeros_(module.running_mean)
+        init.ones_(module.running_var)
+    elif hasattr(module, "first_gain"):
+        init.constant_(module.weight, module.first_gain)
+    elif isinstance(module, SkeletonAttention):
+        row_positions, column_indices = module.seeded_landmarks()
+        init.copy_(module.row_positions, row_positions)
+        init.copy_(module.column_indices, column_indices)
 
 
 class S3Mixer(nn.Module):

@@ -15,9 +15,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 
 from .configuration_lra import LraConfig
+from .mixer_s3 import initialize_s3
 from .mixers import build_mixer
 from .numerics import at_least_float32, zero_padding
-from .skeleton_attention import SkeletonAttention
 from .smoother import FLOAT32_PARTS
 
 
@@ -71,10 +71,7 @@ class LraPreTrainedModel(PreTrainedModel):
                 init.uniform_(module.bias, -bound, bound)
             return
         super()._init_weights(module)
-        if isinstance(module, SkeletonAttention) and module.use_row_attention:
-            init.constant_(
-                module.row_norm.weight, module.row_norm_init
-            )  # the line above has set every norm's gain to 1
+        initialize_s3(module)
 
 
 class LraModel(LraPreTrainedModel):

@@ -9,7 +9,6 @@ from typing import cast
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.bert.modeling_bert import BertSelfOutput
 from transformers.utils import logging
@@ -17,7 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_s3bert import S3BertConfig
 from .encoder import EncoderLayer, EncoderModel, EncoderPreTrainedModel
-from .fast_smoother import fold, folded_bytes, unfold
+from .fast_smoother import fold, folded_bytes, folding_saves, unfold
 from .heads import (
     MaskedLM,
     MultipleChoice,
@@ -26,9 +25,8 @@ from .heads import (
     TokenClassification,
     tied_decoder,
 )
-from .mixer_s3 import apply_s3, build_s3, is_plain
-from .position_norm import PositionBatchNorm, repeat_cyclically
-from .skeleton_attention import SkeletonAttention
+from .mixer_s3 import apply_s3, build_s3, initialize_s3, is_plain
+from .position_norm import repeat_cyclically
 from .smoother import FLOAT32_PARTS, Smoother
 
 
@@ -137,27 +135,9 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As every encoder's, and
-
-        smoother.filter             Kaiming normal, fan-in, ReLU gain (Algorithm 2), or as `filter_init` says
-        row_norm.weight             `row_norm_init`
-        smoother.norm ("batch")     weight 1, bias 0, running mean 0, running variance 1
-        landmarks                   from `landmark_seed` and the layer's number, never from the global generator
-        """
+        """As every encoder's, and `initialize_s3`."""
         super()._init_weights(module)
-        if isinstance(module, Smoother) and module.use_fourier_convolution:
-            module.initialize_filter(init)
-        elif isinstance(module, PositionBatchNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-            init.zeros_(module.running_mean)
-            init.ones_(module.running_var)
-        elif isinstance(module, SkeletonAttention):
-            row_positions, column_indices = module.seeded_landmarks()
-            init.copy_(module.row_positions, row_positions)
-            init.copy_(module.column_indices, column_indices)
-            if module.use_row_attention:
-                init.constant_(module.row_norm.weight, module.row_norm_init)
+        initialize_s3(module)
 
     @torch.no_grad()
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
@@ -204,7 +184,7 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
                 fold by themselves or do without.
 
         Returns:
-            The lengths that are kept; none where `implementation` is not "auto".
+            The lengths that are kept; none where `implementation` is not "auto", or so many segments make it slower.
 
         Raises:
             ValueError: the model is in training mode; a length outside 1..N.
@@ -221,7 +201,10 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
         config = self.config
         if config.implementation != "auto" or not (config.use_fourier_convolution and config.use_convolution_stem):
             return []
-        smoothers = [smoother for smoother in self._smoothers() if is_plain(smoother.stem, nn.Conv1d)]
+        plain = (smoother for smoother in self._smoothers() if is_plain(smoother.stem, nn.Conv1d))
+        smoothers = [smoother for smoother in plain if folding_saves(smoother)]
+        if not smoothers:
+            return []
         kept: list[int] = []
         size = 0
         for length in sorted({*lengths} or {longest, *(2**k for k in range(5, longest.bit_length()))}):

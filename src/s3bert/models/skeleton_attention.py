@@ -71,7 +71,6 @@ class SkeletonAttention(nn.Module):
         self.landmark_sampling = landmark_sampling
         self.landmark_seed = landmark_seed
         self.layer_index = layer_index
-        self.row_norm_init = row_norm_init
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
@@ -79,6 +78,7 @@ class SkeletonAttention(nn.Module):
         if use_row_attention:
             self.row_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
             nn.init.constant_(self.row_norm.weight, row_norm_init)
+            self.row_norm.first_gain = row_norm_init  # where a model that is loaded without the weight finds it
         if use_column_attention:
             self.column_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         row_positions, column_indices = self.seeded_landmarks()

@@ -67,7 +67,8 @@ class Smoother(nn.Module):
             "filter_init": (filter_init, FILTER_INITS),
         }
         for name, (value, known) in choices.items():
-            if value not in known:
+            # 1 == 1.0 == True, and of these one is a size.
+            if not any(type(value) is type(choice) and value == choice for choice in known):
                 raise ValueError(f"{name} = {value!r}: the smoother knows {', '.join(map(repr, known))}.")
         self.num_segments = num_segments
         self.max_length = max_length

@@ -36,7 +36,7 @@ class TrainingConfig:
         help="linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear"
     )
     num_warmup_steps: int | float = option(
-        help="optimiser steps of linear warm-up; below 1, a share of all steps", default=0
+        help="optimiser steps of linear warm-up; below 1, a share of the schedule's", default=0
     )
     lr_decay_steps: int | None = option(
         help="optimiser steps that the schedule spans; those trained by default. More of them, and the training is the "
