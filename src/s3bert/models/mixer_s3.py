@@ -206,8 +206,8 @@ def initialize_s3(module: nn.Module) -> None:
         init.zeros_(module.bias)
         init.zeros_(module.running_mean)
         init.ones_(module.running_var)
-    elif hasattr(module, "first_gain"):
-        init.constant_(module.weight, module.first_gain)
+    elif isinstance(module, nn.LayerNorm):
+        init.constant_(module.weight, cast(float, getattr(module, "first_gain", 1.0)))
     elif isinstance(module, SkeletonAttention):
         row_positions, column_indices = module.seeded_landmarks()
         init.copy_(module.row_positions, row_positions)

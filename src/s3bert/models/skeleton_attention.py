@@ -78,7 +78,8 @@ class SkeletonAttention(nn.Module):
         if use_row_attention:
             self.row_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
             nn.init.constant_(self.row_norm.weight, row_norm_init)
-            self.row_norm.first_gain = row_norm_init  # where a model that is loaded without the weight finds it
+            # Where a model that is loaded without the weight finds it; torch declares a module's attributes as its parts.
+            self.row_norm.first_gain = row_norm_init  # type: ignore[assignment]
         if use_column_attention:
             self.column_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         row_positions, column_indices = self.seeded_landmarks()

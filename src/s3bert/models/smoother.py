@@ -3,6 +3,7 @@
 Letters and the paper are those of mixer_s3.py. fast_smoother.py has the same numbers in fewer operations.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import cast
 
@@ -15,7 +16,7 @@ from .position_norm import PositionBatchNorm
 
 
 # What follows the stem's norm: Algorithm 2's, and that of the authors' released program.
-STEM_ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
+STEM_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "elu": F.elu}
 
 # Distributions of a filter's first values, both of Kaiming's variance: Algorithm 2's, and that of the authors' released program.
 FILTER_INITS = {"normal": "kaiming_normal_", "uniform": "kaiming_uniform_"}
