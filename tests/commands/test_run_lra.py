@@ -105,6 +105,7 @@ def test_a_comparison_of_ablations_has_a_row_for_each_and_is_not_run_twice(data,
         ("pathfinder", []),
         ("text", ["--max_seq_length", "12", "--mixer", "linear", "softmax:causal=true", "--group_by_length"]),
         ("image", ["--max_seq_length", "4", "--zero_is_padding", "false"]),
+        ("pathfinder", ["--max_seq_length", "1024", "--image_size", "8"]),
         ("retrieval", ["--max_seq_length", "8", "--vary", "r", "--values", "2", "8", "--group_by_length"]),
     ],
 )
@@ -304,6 +305,15 @@ def test_noise_and_shift_change_pixels_as_they_say():
     assert examples.shifted().tokens.tolist() == [1, 256, 101] * 2
 
 
+def test_images_are_averaged_over_squares():
+    image = np.array([[0, 4, 10, 10], [0, 4, 10, 13], [7, 7, 1, 1], [7, 7, 255, 255]], np.uint8)
+    examples = Examples([image.ravel(), 255 - image.ravel()], np.array([3, 5]), 16).averaged(2)
+    assert examples.batch(np.arange(2))["input_ids"].tolist() == [[2, 11, 7, 128], [253, 244, 248, 127]]
+    assert examples.labels.tolist() == [3, 5]
+    with pytest.raises(ValueError, match="image_size = 3: the images have 4 pixels a side; give a divisor"):
+        Examples([image.ravel()], np.array([3]), 16).averaged(3)
+
+
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
@@ -368,6 +378,7 @@ def test_a_file_damaged_anywhere_is_named(task, file, data, tmp_path):
         (["--noise", "2"], "listops has no grey values"),
         (["--task_name", "image", "--noise", "2", "-2"], r"noise = \[2.0, -2.0\]: an amplitude is 0 for none, or more"),
         (["--max_seq_length", "0"], "max_seq_length = 0: give at least 1"),
+        (["--image_size", "8"], "image_size = 8: whole images, of Image or Pathfinder, are averaged"),
         (["--max_seq_length", "-5"], "max_seq_length = -5: give at least 1"),
         (["--max_train_samples", "0"], "max_train_samples = 0: give at least 1"),
         (["--max_eval_samples", "-1"], "max_eval_samples = -1: give at least 1"),

@@ -73,6 +73,9 @@ class LraArguments:
     max_seq_length: int | None = option(
         help="cut sequences to so many tokens; the task's length by default", default=None
     )
+    image_size: int | None = option(
+        help="average images to so many pixels a side, a divisor of their 32, for a cheaper task", default=None
+    )
     pad_to_max_length: bool = option(
         help="pad all batches to that length: one shape, for --torch_compile", default=False
     )
@@ -124,12 +127,17 @@ class LraArguments:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: one is named twice.")
         if self.vary is not None and self.vary not in VARIED:
             raise ValueError(f"vary = {self.vary!r}: there is {', '.join(VARIED)}.")
-        for name in ("max_seq_length", "max_train_samples", "max_eval_samples"):
+        task = LRA_TASKS[self.task_name]
+        if self.image_size is not None and not (task.pixels and self.max_seq_length in (None, task.max_length)):
+            raise ValueError(
+                f"image_size = {self.image_size}: whole images, of Image or Pathfinder, are averaged; leave it out, or --max_seq_length."
+            )
+        for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "image_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: give at least 1, or leave it out for all there is.")
         if any(amplitude < 0 for amplitude in self.noise):
             raise ValueError(f"noise = {self.noise}: an amplitude is 0 for none, or more.")
-        if self.noise and not LRA_TASKS[self.task_name].pixels:
+        if self.noise and not task.pixels:
             raise ValueError(f"noise: {self.task_name} has no grey values; take image or pathfinder.")
         if self.incoherence and {name for name, _ in mixers} != {"s3"}:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: --incoherence looks into S3 alone; leave --mixer out.")
@@ -178,14 +186,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     from s3bert.training.processes import process_state
 
     task = LRA_TASKS[arguments.task_name]
-    length = arguments.max_seq_length or task.max_length
+    length = arguments.image_size**2 if arguments.image_size else arguments.max_seq_length or task.max_length
     variants = list(arguments.variants())
     rest = (arguments.zero_is_padding, arguments.self_pretrain_epochs > 0, arguments.encoder)
     configs = [build_config(arguments.task_name, length, each.mixer, each.settings, *rest) for each in variants]
     for config in configs:  # a wrong setting is known before anything is read
         LraForSequenceClassification(config)
     with process_state().local_main_process_first():
-        splits = task.read(Path(arguments.data_dir) / arguments.task_name, length)
+        folder = Path(arguments.data_dir) / arguments.task_name
+        splits = task.read(folder, task.max_length if arguments.image_size else length)
+    if arguments.image_size:
+        splits = {name: examples.averaged(arguments.image_size) for name, examples in splits.items()}
     limits = dict.fromkeys(splits, arguments.max_eval_samples) | {"train": arguments.max_train_samples}
     splits = {name: examples.take(limits[name]) for name, examples in splits.items()}
     for examples in splits.values():

@@ -9,6 +9,7 @@ import functools
 import gzip
 import json
 import lzma
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -99,6 +100,20 @@ class Examples:
         """Grey values with uniform noise from -a to a added (Table 5), rounded and kept within 0..255."""
         noise = np.random.default_rng(seed).uniform(-amplitude, amplitude, len(self.tokens))
         return self._with(np.clip(np.rint(self.tokens + noise), 0, 255).astype(np.uint8))
+
+    def averaged(self, side: int) -> "Examples":
+        """Square images averaged to so many pixels a side, rounded.
+
+        Raises:
+            ValueError: that is no divisor of the side they have.
+        """
+        length = int(self.row_lengths[0])
+        before = math.isqrt(length)
+        if (self.row_lengths != length).any() or before**2 != length or before % side:
+            raise ValueError(f"image_size = {side}: the images have {before} pixels a side; give a divisor of that.")
+        blocks = self.tokens.reshape(-1, side, before // side, side, before // side)
+        pixels = np.rint(blocks.mean((2, 4))).astype(np.uint8).reshape(-1, side * side)
+        return Examples(list(pixels), self.labels.numpy(), side * side)
 
     def take(self, count: int | None) -> "Examples":
         """The first so many examples; all of them where None."""
