@@ -30,7 +30,7 @@ def test_runs_are_added_and_the_page_is_regenerated_without_them(tmp_path):
     tests = [trial["metrics"]["test_accuracy"] for trial in results["variants"]["fourier"]["settings"][0]["trials"]]
     assert f"| {100 * sum(tests) / len(tests):.2f} ±" in text
     assert "## mixers" in text
-    assert "| fourier | 35.33 |" in text, "the paper's, apart from so short a run"
+    assert "| fourier | 35.33 (S3Attention, Table 1) |" in text, "the paper's, apart from so short a run"
     assert "| linear:causal=false | " not in text[text.index("## The papers") :], "no paper of these has it"
     kept = json.loads((folder / "results.json").read_text())["runs"]["mixers"]
     assert {name: kept[name] for name in results} == results

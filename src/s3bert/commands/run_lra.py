@@ -38,7 +38,8 @@ ABLATIONS = {
 }
 _ENCODER = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_dropout_prob")
 _ENCODER += ("embedding_dropout_prob", "attention_probs_dropout_prob")
-VARIED = {"r": "num_segments", "s1": "num_row_samples", "s2": "num_column_samples"}  # Table 6
+VARIED = {"r": "num_segments", "s1": "num_row_samples", "s2": "num_column_samples"}
+_VALUES = {"r": [1, 8, 16, 32, 64], "s1": [8, 32, 64, 128, 256], "s2": [1, 4, 8, 16, 32]}  # Table 6, but for s2
 
 
 class Variant(NamedTuple):
@@ -87,7 +88,10 @@ class LraArguments:
     max_eval_samples: int | None = option(help="evaluate on the first examples only", default=None)
     ablate: bool = option(help="S3 whole and without each of its four parts (Table 7)", default=False)
     vary: str | None = option(help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
-    values: list[int] = option(help="what --vary tries", default_factory=lambda: [1, 4, 8, 16, 32])
+    values: list[int] = option(
+        help="what --vary tries; by default Table 6's 1 to 64 for r and 8 to 256 for s1, and 1 to 32 for s2",
+        default_factory=list,
+    )
     self_pretrain_epochs: float = option(
         help="also train after so many epochs of masked-token prediction on the task's own training inputs (15%% of the "
         "tokens, as BERT's), with the same rate and a warm-up of a tenth of its steps at most; reported in a column of "
@@ -166,7 +170,8 @@ class LraArguments:
                 yield from (Variant(label, name, own | changes) for label, changes in ABLATIONS.items())
             elif self.vary is not None:
                 yield from (
-                    Variant(f"{self.vary} = {value}", name, own | {VARIED[self.vary]: value}) for value in self.values
+                    Variant(f"{self.vary} = {value}", name, own | {VARIED[self.vary]: value})
+                    for value in self.values or _VALUES[self.vary]
                 )
             elif self.noise:
                 several = f"{text}, " if len(self.mixer) > 1 else ""

@@ -13,12 +13,13 @@ from s3bert.files import table, write_text
 from s3bert.plots import save, subplots
 
 from .published import (
-    has_the_papers_schedule,
-    published_accuracy,
+    Published,
+    published_accuracies,
     published_change,
     published_curve,
     published_incoherence,
     published_under_noise,
+    trained_alike,
 )
 
 
@@ -48,12 +49,13 @@ def lra_sections(runs: Mapping[str, Run]) -> list[str]:
         label: value
         for run in runs.values()
         for label in run["variants"]
-        if (value := published_value(run, label)) and not _is_comparable(run, label)
+        if (value := published_value(run, label)) != _in_words(_comparable(run, label))
     }
     if papers:
         sections += [
             "## The papers, after whole schedules",
-            "Shorter runs have no paper's number beside them. These are S3Attention's Tables 1 and 7, and Skyformer's Table 1.",
+            "Shorter runs have no paper's number beside them. These are S3Attention's Tables 1 and 7, and Table 1 of the paper that is "
+            "named. Long Range Arena's encoders have other sizes.",
             table(["", "test accuracy, or its change"], [[label, value] for label, value in papers.items()]),
         ]
     return sections
@@ -86,24 +88,33 @@ def _range(values: list[int], word: str) -> str:
 
 def published_value(run: Run, label: str) -> str:
     """What the papers give for a variant of these settings, whatever its schedule; "" where none of them does."""
+    return _in_words(_published(run, label))
+
+
+def _published(run: Run, label: str) -> list[Published]:
     variant, task = run["variants"][label], run.get("task")
     if task is None:
-        return ""
+        return []
     if run["comparison"] == "parts":
         return published_change(task, label, run["variants"]["whole"]["mixer_settings"])
     if run["comparison"] == "noise":
         return published_under_noise(task, variant["mixer"], variant["mixer_settings"], variant["noise"])
     mixers = run["comparison"] == "mixers"
-    return published_accuracy(task, variant["mixer"], variant["mixer_settings"]) if mixers else ""
+    return published_accuracies(task, variant["mixer"], variant["mixer_settings"]) if mixers else []
 
 
-def _is_comparable(run: Run, label: str) -> bool:
-    """Whether a paper's number may stand beside a variant's: same length, same schedule."""
-    variant = run["variants"][label]
-    trials = [trial for setting in variant["settings"] for trial in setting["trials"]]
-    return "task" in run and has_the_papers_schedule(
-        run["task"], run["comparison"], variant["mixer"], run["length"], trials
-    )
+def _comparable(run: Run, label: str) -> list[Published]:
+    """Those that may stand beside a variant's number: same length, same schedule."""
+    return [entry for entry in _published(run, label) if _is_trained_alike(run, label, entry.schedule)]
+
+
+def _is_trained_alike(run: Run, label: str, schedule: str) -> bool:
+    trials = [trial for setting in run["variants"][label]["settings"] for trial in setting["trials"]]
+    return trained_alike(schedule, run["task"], run["length"], trials)
+
+
+def _in_words(entries: list[Published]) -> str:
+    return ", ".join(entry.text for entry in entries)
 
 
 def lra_table(run: Run) -> str:
@@ -113,9 +124,7 @@ def lra_table(run: Run) -> str:
     """
     results = run["variants"]
     against = "whole" if run.get("comparison") == "parts" else None
-    published = {
-        label: value for label in results if (value := published_value(run, label)) and _is_comparable(run, label)
-    }
+    published = {label: value for label in results if (value := _in_words(_comparable(run, label)))}
     head = ["", "setting", "test accuracy"]
     head += [f"against {against}"] if against else []
     head += ["published"] if published else []
@@ -196,7 +205,7 @@ def _has_incoherence(run: Run, label: str) -> bool:
     return (
         run.get("comparison") == "incoherence"
         and run["variants"][label]["mixer"] == "s3"
-        and _is_comparable(run, label)
+        and _is_trained_alike(run, label, "incoherence")
     )
 
 

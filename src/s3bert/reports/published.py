@@ -1,44 +1,92 @@
 """What the papers print, to stand beside what is measured. Each table names its source; accuracies and scores are in percent.
 
-The papers: S3Attention (Wang et al., the journal's version; its preprint is called SKTformer), Skyformer (Chen et al., NeurIPS 2021),
-FEDformer (Zhou et al., ICML 2022).
+The papers: S3Attention (Wang et al., the journal's version; its preprint is called SKTformer), Long Range Arena (Tay et al., ICLR
+2021), FMMformer (Nguyen et al., NeurIPS 2021), Skyformer (Chen et al., NeurIPS 2021), FEDformer (Zhou et al., ICML 2022).
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from s3bert.tasks.forecasting import FORECAST_DATASETS
 from s3bert.tasks.lra import LRA_TASKS
 
 
+class Published(NamedTuple):
+    """A paper's number, as it stands in a table, and the schedule it was trained by: a name of `_SCHEDULES`, or that of none."""
+
+    text: str
+    schedule: str
+
+
+class _Row(NamedTuple):
+    """A mixer's test accuracies, in the order of _TASKS, in a paper's table; the settings are those that differ from its defaults.
+
+    A tuple of settings has one for each task."""
+
+    paper: str
+    mixer: str
+    accuracies: tuple[float, ...]
+    settings: Mapping[str, Any] = {}
+
+
 _TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
-# S3Attention, Table 1: test accuracy by mixer, in the order of _TASKS; S3 with 8 segments, 8 rows and 8 columns.
-_TABLE_1: Mapping[str, tuple[float, ...]] = {
-    "s3": (38.30, 69.27, 83.26, 53.90, 75.82),
-    "softmax": (36.37, 64.27, 57.46, 42.44, 71.40),
-    "fourier": (35.33, 65.11, 59.61, 38.67, 77.08),
-    "ponet": (38.80, 69.82, 80.35, 46.88, 70.39),
-    "fmm": (36.74, 67.84, 81.88, 45.10, 72.12),
-}
-# S3Attention, Table 1, S3 with its best samples (s1, s2), which are Table 9's.
-_S3_BEST = (39.15, 71.58, 83.73, 57.73, 78.20)
-_S3_BEST_SAMPLES = ((8, 8), (8, 8), (32, 32), (16, 16), (128, 32))
-_EPOCHS = (5, 30, 15, 60, 100)  # S3Attention, Table 8: the schedule of Tables 1 and 7
-# Skyformer, Table 1, after 50,000 steps.
-_SKYFORMER_TABLE_1: Mapping[str, tuple[float, ...]] = {
-    "kernelized": (38.78, 60.22, 81.77, 41.29, 70.73),
-    "skyformer": (38.69, 64.70, 82.06, 40.77, 70.73),
-    "nystrom": (38.51, 64.83, 80.52, 41.30, 69.48),
-}
-_SKYFORMER_STEPS = 50_000
-# An accuracy is for the settings of its paper. These are the mixers' defaults; a mixer that is not here has no settings in its paper.
-_USUAL: Mapping[str, Mapping[str, Any]] = {
+_BEST = "S3Attention, best"
+ACCURACIES = (
+    # S3Attention, Table 1: with 8 segments, 8 rows and 8 columns, and with its best samples, which are Table 9's.
+    _Row("S3Attention", "s3", (38.30, 69.27, 83.26, 53.90, 75.82)),
+    _Row(
+        _BEST,
+        "s3",
+        (39.15, 71.58, 83.73, 57.73, 78.20),
+        {"num_row_samples": (8, 8, 32, 16, 128), "num_column_samples": (8, 8, 32, 16, 32)},
+    ),
+    # S3Attention, Table 1. Whose training these are of is not known.
+    _Row("S3Attention, Table 1", "fourier", (35.33, 65.11, 59.61, 38.67, 77.08)),
+    _Row("S3Attention, Table 1", "ponet", (38.80, 69.82, 80.35, 46.88, 70.39), {"num_segments": (64, 2048, 64, 32, 1)}),
+    # Long Range Arena, Table 1, of encoders of other sizes. S3Attention's Table 1 has the same accuracies of softmax.
+    _Row("Long Range Arena", "softmax", (36.37, 64.27, 57.46, 42.44, 71.40)),
+    _Row("Long Range Arena", "linformer", (35.70, 53.94, 52.27, 38.56, 76.34)),
+    _Row("Long Range Arena", "linear", (16.13, 65.90, 53.09, 42.34, 75.30)),
+    _Row("Long Range Arena", "performer", (18.01, 65.40, 53.82, 42.77, 77.05)),
+    # FMMformer, Table 1, the last of them in S3Attention's Table 1, too.
+    _Row("FMMformer", "softmax", (37.10, 64.17, 80.71, 39.06, 72.48)),
+    _Row("FMMformer", "linear", (18.30, 64.22, 81.37, 38.29, 71.17)),
+    _Row("FMMformer", "fmm", (33.22, 66.52, 81.50, 45.01, 71.29), {"kernels": ["elu"]}),
+    _Row("FMMformer", "fmm", (36.74, 67.84, 81.88, 45.10, 72.12)),
+    # Skyformer, Table 1.
+    _Row("Skyformer", "softmax", (38.37, 61.95, 80.69, 40.57, 65.26)),
+    _Row("Skyformer", "kernelized", (38.78, 60.22, 81.77, 41.29, 70.73)),
+    _Row("Skyformer", "nystrom", (38.51, 64.83, 80.52, 41.30, 69.48)),
+    _Row("Skyformer", "linformer", (37.45, 58.93, 78.19, 37.96, 60.93)),
+    _Row("Skyformer", "performer", (38.02, 64.19, 80.04, 41.43, 66.30)),
+    _Row("Skyformer", "skyformer", (38.69, 64.70, 82.06, 40.77, 70.73)),
+)
+# The mixers' defaults for what the papers set.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "s3": {"num_segments": 8, "num_row_samples": 8, "num_column_samples": 8},
     "fmm": {"bandwidth": 5, "kernels": ["elu", "elu_flip"]},
     "skyformer": {"num_landmarks": 128},
+    "nystrom": {"num_landmarks": 128},
+    "linformer": {"num_projections": 128},
+    "performer": {"num_features": 128},
     "ponet": {"num_segments": 64},
 }
-_PONET_SEGMENTS = (64, 2048, 64, 32, 1)  # of Table 1, in the order of _TASKS
+# Where there are several readings of a paper, or its number is of any: dropout is a matter of training, and FMMformer's
+# accuracies are of its program, which blends otherwise than its equation.
+_ANY = ("dropout", "blend")
+
+_EPOCHS = (5, 30, 15, 60, 100)  # S3Attention, Table 8: the schedule of Tables 1 and 7
+_BEST_EPOCHS = (10, 30, 15, 60, 100)  # S3Attention, Table 9
+_NYSTROMFORMER_STEPS = (5_000, 20_000, 30_000, 35_000, 62_400)  # of Nystromformer's LRA code, which FMMformer trains by
+# By name: whether a trial, on the task of that place in _TASKS, was trained as long.
+_SCHEDULES: Mapping[str, Callable[[int, Mapping[str, Any]], bool]] = {
+    "S3Attention": lambda place, trial: round(trial["epoch"], 2) >= _EPOCHS[place],
+    _BEST: lambda place, trial: round(trial["epoch"], 2) >= _BEST_EPOCHS[place],
+    "FMMformer": lambda place, trial: trial["steps"] == _NYSTROMFORMER_STEPS[place],
+    "Skyformer": lambda place, trial: trial["steps"] == 50_000,
+    "noise": lambda place, trial: trial["steps"] == 5_000,  # S3Attention, Table 5
+    "incoherence": lambda place, trial: trial["steps"] == 100,  # S3Attention, Table 14
+}
 # S3Attention, Table 7: accuracy lost without a part.
 _LOST_WITHOUT: Mapping[str, tuple[float, ...]] = {
     "without Fourier convolution": (0.47, 4.04, 13.98, 5.64, 6.59),
@@ -47,13 +95,11 @@ _LOST_WITHOUT: Mapping[str, tuple[float, ...]] = {
     "without row attention": (0.38, 1.92, 1.97, 2.64, 2.56),
 }
 # S3Attention, Table 5: accuracy on Image under uniform noise, by amplitude, after 5,000 steps.
-_NOISE_STEPS = 5_000
 _NOISE_ON_IMAGE: Mapping[str, Mapping[float, float]] = {
     "softmax": {0: 41.39, 2: 40.29, 4: 28.56, 8: 28.12},
     "s3": {0: 57.47, 2: 57.06, 4: 55.32, 8: 54.70},
 }
 # S3Attention, Table 14, after 100 steps; by the names of `analysis.incoherence.token_incoherence`.
-_INCOHERENCE_STEPS = 100
 _INCOHERENCE: Mapping[str, Mapping[str, float]] = {
     "text": {
         "incoherence_before_32": 2.75,
@@ -107,38 +153,41 @@ FORECASTS: Mapping[str, Mapping[tuple[str, int], tuple[tuple[float, float], ...]
 }
 
 
-def published_accuracy(task: str, mixer: str, settings: Mapping[str, Any]) -> str:
-    """A mixer's accuracy on a task, S3's as its best where the settings are those; nothing where no paper of these gives it for a
-    mixer of these settings. Dropout, a matter of training, may be any."""
-    accuracies = _TABLE_1 | _SKYFORMER_TABLE_1
-    if mixer not in accuracies:
-        return ""
-    place, usual = _TASKS.index(task), _USUAL.get(mixer, {})
-    own = usual | {name: value for name, value in settings.items() if "dropout" not in name}
-    papers = {"num_segments": _PONET_SEGMENTS[place]} if mixer == "ponet" else usual
-    found = [f"{accuracies[mixer][place]:.2f}"] if own == papers else []
-    rows, columns = _S3_BEST_SAMPLES[place]
-    if mixer == "s3" and own == usual | {"num_row_samples": rows, "num_column_samples": columns}:
-        found.append(f"best {_S3_BEST[place]:.2f}")
-    return ", ".join(found)
+def published_accuracies(task: str, mixer: str, settings: Mapping[str, Any]) -> list[Published]:
+    """A mixer's accuracies on a task in the papers that give one for these settings; S3's first.
+
+    Other papers than S3Attention's are named.
+    """
+    defaults = _DEFAULTS.get(mixer, {})
+    own = defaults | {name: value for name, value in settings.items() if not any(word in name for word in _ANY)}
+    place, found = _TASKS.index(task), []
+    for row in ACCURACIES:
+        of_task = {name: value[place] if isinstance(value, tuple) else value for name, value in row.settings.items()}
+        if row.mixer == mixer and own == defaults | of_task:
+            accuracy = f"{row.accuracies[place]:.2f}"
+            named = {"S3Attention": accuracy, _BEST: f"best {accuracy}"}.get(row.paper, f"{accuracy} ({row.paper})")
+            found.append(Published(named, row.paper))
+    return found
 
 
-def published_change(task: str, part: str, settings: Mapping[str, Any]) -> str:
+def published_change(task: str, part: str, settings: Mapping[str, Any]) -> list[Published]:
     """By how much accuracy changes without a part of S3; `settings` are those of the whole."""
-    if part not in _LOST_WITHOUT or not published_accuracy(task, "s3", settings):
-        return ""
-    return f"{-_LOST_WITHOUT[part][_TASKS.index(task)]:+.2f}"
+    if part not in _LOST_WITHOUT or not published_accuracies(task, "s3", settings):
+        return []
+    return [Published(f"{-_LOST_WITHOUT[part][_TASKS.index(task)]:+.2f}", "S3Attention")]
 
 
-def published_under_noise(task: str, mixer: str, settings: Mapping[str, Any], amplitude: float) -> str:
+def published_under_noise(task: str, mixer: str, settings: Mapping[str, Any], amplitude: float) -> list[Published]:
     """Accuracy on inputs with uniform noise of that amplitude."""
     accuracy = _NOISE_ON_IMAGE.get(mixer, {}).get(amplitude) if task == "image" else None
-    return "" if accuracy is None or not published_accuracy(task, mixer, settings) else f"{accuracy:.2f}"
+    if accuracy is None or not published_accuracies(task, mixer, settings):
+        return []
+    return [Published(f"{accuracy:.2f}", "noise")]
 
 
 def published_incoherence(task: str, settings: Mapping[str, Any]) -> Mapping[str, float]:
     """How unevenly S3's tokens spread, by measure; nothing where the paper does not give it."""
-    return _INCOHERENCE.get(task, {}) if published_accuracy(task, "s3", settings) else {}
+    return _INCOHERENCE.get(task, {}) if published_accuracies(task, "s3", settings) else {}
 
 
 def published_curve(task: str, length: int, batch_size: int) -> Mapping[int, float]:
@@ -146,19 +195,11 @@ def published_curve(task: str, length: int, batch_size: int) -> Mapping[int, flo
     return _CURVES.get((task, batch_size), {}) if _is_whole(task, length) else {}
 
 
-def has_the_papers_schedule(
-    task: str, comparison: str, mixer: str, length: int, trials: Iterable[Mapping[str, Any]]
-) -> bool:
-    """Whether all trials read the paper's length and trained as long as the paper, so that its number may stand beside theirs."""
-    if not _is_whole(task, length):
+def trained_alike(schedule: str, task: str, length: int, trials: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all trials read the paper's length and trained by that schedule, so that its number may stand beside theirs."""
+    if schedule not in _SCHEDULES or not _is_whole(task, length):
         return False
-    if comparison == "incoherence":
-        return all(trial["steps"] == _INCOHERENCE_STEPS for trial in trials)
-    if comparison == "noise":
-        return all(trial["steps"] == _NOISE_STEPS for trial in trials)
-    if mixer in _SKYFORMER_TABLE_1:
-        return all(trial["steps"] >= _SKYFORMER_STEPS for trial in trials)
-    return all(round(trial["epoch"], 2) >= _EPOCHS[_TASKS.index(task)] for trial in trials)
+    return all(_SCHEDULES[schedule](_TASKS.index(task), trial) for trial in trials)
 
 
 def _is_whole(task: str, length: int) -> bool:
