@@ -81,7 +81,7 @@ def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: flo
     model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
     masking = Masking.for_tokenizer(tokenizer())
     short = ShortSequences(LENGTH // 2, config.schedule_steps(config.max_train_steps) // 2, LENGTH)
-    batches = MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), config.seed, short)
+    batches = MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, config.seed, short)
     if slowness:
         register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
     return train(model, batches, config, MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())
@@ -289,26 +289,63 @@ def test_accumulating_four_by_four_gives_the_loss_and_gradient_of_one_by_sixteen
 GENTLE = dict(max_train_steps=6, learning_rate=1e-4)
 
 
-def _one_of_two(rank: int, port: int, output_dir: str) -> None:
+def _one_of_two(rank: int, port: int, output_dir: str, model_settings: dict, settings: dict) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    pretrain(Path(output_dir), NO_DROPOUT, **GENTLE)
+    pretrain(Path(output_dir), model_settings, **settings)
 
 
-def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
-    alone = pretrain(tmp_path / "one", NO_DROPOUT, **GENTLE, per_device_train_batch_size=8)
-    port = free_port()
-    pair = [processes.Process(target=_one_of_two, args=(rank, port, str(tmp_path / "two"))) for rank in range(2)]
+def _log_of_two(output_dir: Path, model_settings: dict, **settings) -> list[dict]:
+    """The log of a run of two processes."""
+    arguments = (free_port(), str(output_dir), model_settings, settings)
+    pair = [processes.Process(target=_one_of_two, args=(rank, *arguments)) for rank in range(2)]
     for child in pair:
         child.start()
     for child in pair:
         child.join()
     assert [child.exitcode for child in pair] == [0, 0]
-    together = read_log(tmp_path / "two" / "log.jsonl")
-    for one, two in zip(alone.history, together, strict=True):
-        for name in {"loss", "grad_norm", "eval_loss"} & one.keys():
+    return read_log(output_dir / "log.jsonl")
+
+
+def _assert_the_same_run(first: list[dict], second: list[dict]) -> None:
+    for one, two in zip(first, second, strict=True):
+        for name in {"loss", "grad_norm", "eval_loss", "tokens"} & one.keys():
             assert two[name] == pytest.approx(one[name], rel=1e-4), name
+
+
+def test_a_global_batch_size_is_that_of_one_process_and_of_two(tmp_path):
+    model_settings = NO_DROPOUT | {"smoother_norm": "layer"}  # BatchNorm sees micro-batches
+    settings = GENTLE | {"per_device_train_batch_size": 2, "global_batch_size": 8}
+    alone = pretrain(tmp_path / "one", model_settings, **settings)
+    _assert_the_same_run(alone.history, _log_of_two(tmp_path / "two", model_settings, **settings))
+    whole = pretrain(tmp_path / "whole", model_settings, **GENTLE, per_device_train_batch_size=8)
+    _assert_the_same_run(whole.history, alone.history)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"global_batch_size": 12},
+            "global_batch_size = 12 is not divisible by 1 process x per_device_train_batch_size = 8: give",
+        ),
+        ({"global_batch_size": 4}, "global_batch_size = 4 is not divisible by 1 process"),
+        (
+            {"global_batch_size": 16, "gradient_accumulation_steps": 2},
+            "= 16 and gradient_accumulation_steps = 2: the second",
+        ),
+        ({"global_batch_size": 0}, "global_batch_size = 0: must be at least 1"),
+    ],
+)
+def test_a_global_batch_size_that_does_not_fit_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(output_dir="x", **settings)
+
+
+def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
+    alone = pretrain(tmp_path / "one", NO_DROPOUT, **GENTLE, per_device_train_batch_size=8)
+    _assert_the_same_run(alone.history, _log_of_two(tmp_path / "two", NO_DROPOUT, **GENTLE))
     states = [AutoModelForMaskedLM.from_pretrained(tmp_path / run).state_dict() for run in ("one", "two")]
     statistics = [name for name in states[0] if "running_" in name]
     assert statistics
@@ -385,7 +422,7 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
     model = S3BertForMaskedLM(S3BertConfig(**SIZES))
     masking = Masking.for_tokenizer(tokenizer())
     held_out = MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10)
-    result = train(model, MlmBatches(MadeUpBlocks(), masking, config.global_batch_size(), 0), config, held_out)
+    result = train(model, MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, 0), config, held_out)
     losses = [record["eval_loss"] for record in result.history if "eval_loss" in record]
     assert len(losses) == 4
     assert result.metrics["loss"] == losses[0] == max(losses) > min(losses)

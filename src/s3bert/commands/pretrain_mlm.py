@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     masking = Masking.for_tokenizer(corpus.tokenizer, mlm.mlm_probability)
     set_seed(training.seed)
     model = build_model(corpus.tokenizer, corpus.block_size, **vars(model_arguments))
-    batch_size = training.global_batch_size()
+    batch_size = training.sequences_per_step
     short = short_sequences(mlm.short_seq_length, mlm.short_seq_share, training.max_train_steps, corpus.block_size)
     if data.streaming:
         steps = training.max_train_steps

@@ -110,7 +110,8 @@ class Budget:
         """Optimiser steps that read so many tokens; packed blocks have no padding."""
         entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
         sequences = entries.get("per_device_train_batch_size", 8) * entries.get("gradient_accumulation_steps", 1)
-        return max(1, round(tokens / (sequences * self.num_processes * self.max_seq_length)))
+        sequences = entries.get("global_batch_size", sequences * self.num_processes)
+        return max(1, round(tokens / (sequences * self.max_seq_length)))
 
     def command(self, name: str, *words: object) -> tuple[str, ...]:
         """A command of this project with arguments; pretraining by accelerate where there are several processes."""

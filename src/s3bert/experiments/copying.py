@@ -34,7 +34,7 @@ def run_mixer(
 
     def train_trial(trial: TrainingConfig) -> TrainingResult:
         set_seed(trial.seed)
-        words = (length, num_symbols, trial.global_batch_size())
+        words = (length, num_symbols, trial.sequences_per_step)
         batches = CopyBatches(*words, trial.seed, trial.max_train_steps)
         unseen = CopyEvaluation(CopyBatches(*words, 2**31 + trial.seed, 1), num_eval_batches)
         steps = max(1, trial.max_train_steps // 20)

@@ -57,11 +57,11 @@ def run_model(
     def train_trial(trial: TrainingConfig) -> TrainingResult:
         set_seed(trial.seed)
         model = build_forecaster(text, variables, context_length, prediction_length)
-        batches = ShuffledBatches(splits["train"], trial.global_batch_size(), trial.seed)
+        batches = ShuffledBatches(splits["train"], trial.sequences_per_step, trial.seed)
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
         size = trial.per_device_eval_batch_size
         result = train(model, batches, trial, ForecastEvaluation(splits["validation"], size))
-        test = ForecastEvaluation(splits["test"], size, dropped_batch=trial.global_batch_size())
+        test = ForecastEvaluation(splits["test"], size, dropped_batch=trial.sequences_per_step)
         return with_test_metrics(result, model, test)
 
     fields = config_identity(config)

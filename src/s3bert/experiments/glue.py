@@ -56,7 +56,7 @@ def finetune(
 
     def train_trial(trial: TrainingConfig) -> TrainingResult:
         model = start.classifier(GLUE_TASKS[name].label_names, trial.seed)
-        batches = ShuffledBatches(encoded("train"), trial.global_batch_size(), trial.seed, group_by_length)
+        batches = ShuffledBatches(encoded("train"), trial.sequences_per_step, trial.seed, group_by_length)
         held_out = {split: encoded(split) for split in splits if split != "train"}
         evaluation = GlueEvaluation(name, held_out, trial.per_device_eval_batch_size, Path(trial.output_dir))
         trial = replace(trial, save_steps=trial.save_steps or len(batches))

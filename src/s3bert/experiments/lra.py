@@ -52,7 +52,7 @@ def self_pretrained(config: LraConfig, examples: Examples, epochs: float, trial:
     The vocabulary's last id stands for masked tokens.
     """
     folder = Path(trial.output_dir) / "self-pretrained"
-    batches = MaskedLraBatches(examples, trial.global_batch_size(), trial.seed, config.vocab_size - 1)
+    batches = MaskedLraBatches(examples, trial.sequences_per_step, trial.seed, config.vocab_size - 1)
     trial = replace(
         trial,
         output_dir=str(folder),
@@ -107,7 +107,7 @@ def run_variant(
             model = LraForSequenceClassification(config)
         sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))["input_ids"]
         probes = {"instability_before": instability(model.eval(), sample)} if measure_instability else {}
-        batches = ShuffledBatches(at_hand["train"], trial.global_batch_size(), trial.seed, group_by_length)
+        batches = ShuffledBatches(at_hand["train"], trial.sequences_per_step, trial.seed, group_by_length)
         validation = LraEvaluation(at_hand["validation"], trial.per_device_eval_batch_size)
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
         result = train(model, batches, trial, validation)

@@ -166,7 +166,7 @@ def publish(
     facts = {
         "parameters": f"{parameters:,}",
         "tokens seen": f"{results['train_tokens']:,}",
-        "optimiser steps": f"{result.step:,} of {training.global_batch_size()} sequences of {corpus.block_size} tokens",
+        "optimiser steps": f"{result.step:,} of {training.sequences_per_step} sequences of {corpus.block_size} tokens",
         "training time": f"{result.seconds / 3600:.2f} hours",
         "tokens per second": f"{results['train_tokens_per_second']:,.0f}",
         "peak learning rate": training.learning_rate,

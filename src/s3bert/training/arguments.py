@@ -10,6 +10,14 @@ from s3bert.arguments import option
 
 DIVERGED = 3  # exit status of a command whose training did
 _GRID = ("learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed")
+_OF_A_STEP = ("gradient_accumulation_steps", "global_batch_size")
+
+
+def _processes() -> int:
+    """Of this run."""
+    from .processes import process_state  # not at the top: it imports torch, and `--help` has no need of it
+
+    return process_state().num_processes
 
 
 @dataclass
@@ -25,7 +33,13 @@ class TrainingConfig:
     )
     per_device_train_batch_size: int = option(help="sequences of a micro-batch on one process", default=8)
     per_device_eval_batch_size: int = option(help="sequences of an evaluation batch on one process", default=8)
-    gradient_accumulation_steps: int = option(help="micro-batches of an optimiser step on one process", default=1)
+    gradient_accumulation_steps: int | None = option(
+        help="micro-batches of an optimiser step on one process; 1 by default", default=None
+    )
+    global_batch_size: int | None = option(
+        help="sequences of an optimiser step on any number of processes: gradient_accumulation_steps follows from it",
+        default=None,
+    )
     learning_rate: float = option(help="AdamW's peak learning rate", default=5e-5)
     weight_decay: float = option(help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
     adam_beta1: float = option(help="AdamW's first moment decay", default=0.9)
@@ -68,9 +82,11 @@ class TrainingConfig:
     )
 
     def __post_init__(self):
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", *_OF_A_STEP):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+        if self.global_batch_size is not None:
+            self._check_global_batch_size()
         if self.logging_steps < 1:
             raise ValueError(f"logging_steps = {self.logging_steps}: must be at least 1.")
         if self.max_train_steps is not None and self.max_train_steps < 1:
@@ -82,18 +98,38 @@ class TrainingConfig:
                 f"num_warmup_steps = {self.num_warmup_steps}: give a whole number of steps, or a share of all steps below 1."
             )
 
-    def global_batch_size(self) -> int:
-        """Sequences of one optimiser step, over all processes and micro-batches."""
-        from .processes import process_state  # not at the top: it imports torch, and `--help` has no need of it
+    def _check_global_batch_size(self) -> None:
+        if self.gradient_accumulation_steps is not None:
+            raise ValueError(
+                f"global_batch_size = {self.global_batch_size} and gradient_accumulation_steps = "
+                f"{self.gradient_accumulation_steps}: the second follows from the first. Leave gradient_accumulation_steps out; "
+                "a smaller per_device_train_batch_size makes more micro-batches of the same step."
+            )
+        processes, size = _processes(), self.per_device_train_batch_size
+        if self.global_batch_size % (processes * size):
+            raise ValueError(
+                f"global_batch_size = {self.global_batch_size} is not divisible by {processes} process{'es' * (processes > 1)} x "
+                f"per_device_train_batch_size = {size}: give a per_device_train_batch_size, or start a number of processes, with "
+                "which it is."
+            )
 
-        processes = process_state().num_processes
-        return processes * self.per_device_train_batch_size * self.gradient_accumulation_steps
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of one optimiser step on one process."""
+        if self.global_batch_size is None:
+            return self.gradient_accumulation_steps or 1
+        return self.global_batch_size // (_processes() * self.per_device_train_batch_size)
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences of one optimiser step, over all processes and micro-batches."""
+        return _processes() * self.per_device_train_batch_size * self.accumulation_steps
 
     @property
     def setting(self) -> str:
         """Rate, batch and length, as they name a trial's folder."""
         length = f"steps{self.max_train_steps}" if self.max_train_steps else f"epochs{self.num_train_epochs:g}"
-        return f"lr{self.learning_rate:g}-batch{self.global_batch_size()}-{length}"
+        return f"lr{self.learning_rate:g}-batch{self.sequences_per_step}-{length}"
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Optimiser steps of the whole run."""

@@ -44,6 +44,7 @@ _FREE = {
     "per_device_eval_batch_size",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
+    "global_batch_size",
     "ddp_find_unused_parameters",
 }
 # Written into a trial's folder beside the model's files.
@@ -142,7 +143,7 @@ def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingCon
         name=name,
         setting=config.setting,
         learning_rate=config.learning_rate,
-        batch_size=config.global_batch_size(),
+        batch_size=config.sequences_per_step,
         num_train_epochs=config.num_train_epochs,
         seed=config.seed,
         score=None,
@@ -170,7 +171,7 @@ def _made_with(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str,
     # Evaluations do not change what is learnt, but they may decide where it stops and which weights are kept.
     decisive = {"eval_steps"} if config.load_best_model_at_end or config.early_stopping_patience else set()
     arguments = {name: value for name, value in asdict(config).items() if name not in _FREE - decisive}
-    return json.loads(json.dumps({**identity, "batch_size": config.global_batch_size(), **arguments}))
+    return json.loads(json.dumps({**identity, "batch_size": config.sequences_per_step, **arguments}))
 
 
 def _check_same(folder: Path, made_with: dict[str, Any]) -> None:

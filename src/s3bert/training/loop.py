@@ -98,7 +98,7 @@ def train(
         model: any model whose output has a `loss` that is a mean over labelled items. With gradient accumulation each
             micro-batch's mean is weighted by its number of items, so that 4 x 4 sequences give the loss and gradient of
             1 x 16. BatchNorm alone still sees micro-batches (summed over processes).
-        batches: global batches of `config.global_batch_size()` sequences.
+        batches: global batches of `config.sequences_per_step` sequences.
         evaluate: called on every process, model in evaluation mode; its metrics are logged as `eval_<name>`.
         tokenizer: saved beside the model.
 
@@ -150,7 +150,7 @@ class _Run:
         self.main = self.accelerator.is_main_process
         self.total_steps = config.total_steps(len(batches))
         schedule_steps = config.schedule_steps(self.total_steps)
-        self.identity = {"seed": config.seed, "global_batch_size": config.global_batch_size()}
+        self.identity = {"seed": config.seed, "global_batch_size": config.sequences_per_step}
         self.progress = _Progress()
         self.checkpoint = self._checkpoint_to_resume()
         states = self._load(model, self.checkpoint) if self.checkpoint else None
@@ -187,7 +187,7 @@ class _Run:
         micro_batches = MicroBatches(
             self.batches,
             config.per_device_train_batch_size,
-            config.gradient_accumulation_steps,
+            config.accumulation_steps,
             self.accelerator.process_index,
             self.accelerator.num_processes,
             self.plain_model,
