@@ -70,8 +70,10 @@ def linear_attention(x, positions, weights, num_heads, causal=False, **_):
     return _by_head(x, weights, num_heads, lambda _, q, k, v: _linear(q, k, v, FEATURES["elu"], causal))
 
 
-def fmm_attention(x, positions, weights, num_heads, bandwidth=5, kernels=("elu", "elu_flip"), causal=False, **_):
-    """Nguyen et al.'s eqs. 4, 9, 10; the band is one of positions, not of token numbers."""
+def fmm_attention(
+    x, positions, weights, num_heads, bandwidth=5, kernels=("elu", "elu_flip"), causal=False, blend="sigmoid", **_
+):
+    """Nguyen et al.'s eqs. 4, 9, 10, or their program's weights of channels; the band is one of positions, not of token numbers."""
 
     def mix(head, q, k, v):
         rows = []
@@ -83,9 +85,17 @@ def fmm_attention(x, positions, weights, num_heads, bandwidth=5, kernels=("elu",
             ]
             shares = softmax(torch.stack([q[i] @ k[j] / math.sqrt(q.shape[1]) for j in seen]))
             rows.append(_weighted(list(shares), [v[j] for j in seen]))
-        far = sum(_linear(q, k, v, FEATURES[name], causal, guarded=name == "tanh_raw") for name in kernels)
+        near = torch.stack(rows)
+        far = [_linear(q, k, v, FEATURES[name], causal, guarded=name == "tanh_raw") for name in kernels]
+        if blend == "per_channel":
+            mixed = [weights["near_weight"][head] * row for row in near]
+            for number, rows in enumerate(far):
+                mixed = [
+                    sums + weights["far_weight"][number, head] * row for sums, row in zip(mixed, rows, strict=True)
+                ]
+            return torch.stack(mixed)
         near_weight, far_weight = (1 / (1 + torch.exp(-weights[f"{name}_weight"][head])) for name in ("near", "far"))
-        return near_weight * torch.stack(rows) + far_weight * far
+        return near_weight * near + far_weight * sum(far)
 
     return _by_head(x, weights, num_heads, mix)
 

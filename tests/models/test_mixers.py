@@ -50,6 +50,7 @@ VARIANTS = {
     "performer-causal": ("performer", {"num_features": 7, "causal": True}),
     "fmm-causal": ("fmm", {"bandwidth": 3, "causal": True}),
     "fmm-wide": ("fmm", {"bandwidth": 20}),  # more than the smallest chunk
+    "fmm-per-channel": ("fmm", {"bandwidth": 3, "blend": "per_channel"}),
     "fmm-tanh": ("fmm", {"bandwidth": 2, "kernels": ("tanh", "elu")}),
     "fmm-tanh-raw": ("fmm", {"bandwidth": 2, "kernels": ("tanh_raw", "elu")}),
 }
@@ -217,6 +218,14 @@ def test_a_band_beyond_the_sequence_is_softmax_and_no_band_is_linear_attention()
         assert relative_error(mixer(states, mask), other(states, mask)) < 1e-5
 
 
+@pytest.mark.parametrize("kernels", [["elu"], ["elu", "elu"]], ids=len)
+def test_weights_of_channels_begin_with_the_mean_of_the_kernels_alone(kernels):
+    linear, states = make("linear"), torch.randn(2, LENGTH, HIDDEN)
+    mixer = build_mixer("fmm", HIDDEN, HEADS, LENGTH, 0.0, 0, kernels=kernels, blend="per_channel").eval()
+    mixer.load_state_dict(linear.state_dict(), strict=False)
+    assert relative_error(mixer(states), linear(states)) < 1e-6
+
+
 def test_skyformer_with_every_row_a_landmark_is_kernelized_attention():
     exact = make("kernelized").double()
     own = {"num_landmarks": 2 * LENGTH, "ridge": 1e-6, "inverse": "solve"}
@@ -301,7 +310,8 @@ def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(name
     ("name", "own", "message"),
     [
         ("sofmax", {}, "Unknown mixer 'sofmax'. Did you mean softmax"),
-        ("fmm", {"band": 5}, "Mixer fmm has no setting 'band'; it has bandwidth, kernels, causal"),
+        ("fmm", {"band": 5}, "Mixer fmm has no setting 'band'; it has bandwidth, kernels, causal, blend"),
+        ("fmm", {"blend": "softmax"}, "blend = 'softmax': there is sigmoid, the paper's, and per_channel"),
         ("fmm", {"bandwidth": 0}, "bandwidth = 0"),
         ("fmm", {"kernels": ["relu"]}, "kernels = ['relu']: name one or more of elu, elu_flip, tanh, tanh_raw"),
         ("fmm", {"kernels": ["tanh_raw"], "causal": True}, "tanh_raw has no causal form"),

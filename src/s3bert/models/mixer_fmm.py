@@ -7,6 +7,7 @@ the length, in time and memory.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ def _with_neighbours(states: torch.Tensor, chunk: int, before: int, after: int) 
 
 
 class FmmAttention(HeadAttention):
-    """Near-field and far-field attention, blended by a learnt weight each and head.
+    """Near-field and far-field attention, blended by learnt weights.
 
     Args:
         hidden_size, num_heads, max_length, dropout: as in `HeadAttention`; dropout acts on the band.
@@ -49,9 +50,11 @@ class FmmAttention(HeadAttention):
             paper's "0.125% of the matrix at 4K" would be k diagonals for its k = 5.)
         kernels: feature maps of the far field, names in `FEATURE_MAPS`.
         causal: a token reads itself and those before it.
+        blend: "sigmoid", the paper's, has a weight of the band and one of the far field for each head, both 1/2 at first. "per_channel",
+            the authors' program's, has unconstrained weights for each channel, of the band and of each kernel: 0 and 1 / r at first.
 
     Raises:
-        ValueError: k under 1, no or an unknown kernel, "tanh_raw" in the causal form, whose guard looks ahead.
+        ValueError: k under 1, no or an unknown kernel, "tanh_raw" in the causal form, whose guard looks ahead, an unknown blend.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class FmmAttention(HeadAttention):
         bandwidth: int = 5,
         kernels: Sequence[str] = ("elu", "elu_flip"),
         causal: bool = False,
+        blend: Literal["sigmoid", "per_channel"] = "sigmoid",
     ):
         super().__init__(hidden_size, num_heads, max_length, dropout)
         if bandwidth < 1:
@@ -72,17 +76,29 @@ class FmmAttention(HeadAttention):
             raise ValueError(f"kernels = {list(kernels)}: name one or more of {', '.join(FEATURE_MAPS)}.")
         if causal and "tanh_raw" in kernels:
             raise ValueError("kernels: tanh_raw has no causal form; take tanh.")
-        self.bandwidth, self.kernels, self.causal = bandwidth, tuple(kernels), causal
-        self.near_weight = nn.Parameter(torch.zeros(num_heads))  # w1, before the sigmoid
-        self.far_weight = nn.Parameter(torch.zeros(num_heads))  # w2
+        if blend not in ("sigmoid", "per_channel"):
+            raise ValueError(
+                f"blend = {blend!r}: there is sigmoid, the paper's, and per_channel, the authors' program's."
+            )
+        self.bandwidth, self.kernels, self.causal, self.blend = bandwidth, tuple(kernels), causal, blend
+        if blend == "sigmoid":
+            self.near_weight = nn.Parameter(torch.zeros(num_heads))  # w1, before the sigmoid
+            self.far_weight = nn.Parameter(torch.zeros(num_heads))  # w2
+        else:
+            channels, count = (num_heads, self.head_size), len(kernels)
+            self.near_weight = nn.Parameter(torch.zeros(channels))
+            self.far_weight = nn.Parameter(torch.full((count, *channels), 1 / count))
 
     def attend(self, query, key, value, mask):
         with torch.autocast(query.device.type, enabled=False):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
             near = self._near_field(query, key, value, mask)
-            far = sum(self._far_field(name, query, key, value, mask) for name in self.kernels)
+            far = [self._far_field(name, query, key, value, mask) for name in self.kernels]
+            if self.blend == "per_channel":
+                weighted = (weight[:, None] * states for weight, states in zip(self.far_weight, far, strict=True))
+                return self.near_weight[:, None] * near + sum(weighted)
             near_weight, far_weight = (w.sigmoid()[:, None, None] for w in (self.near_weight, self.far_weight))
-            return near_weight * near + far_weight * far
+            return near_weight * near + far_weight * sum(far)
 
     def _near_field(self, query, key, value, mask):
         """Softmax over the band: tokens in blocks of `chunk`, each a small product with its block and the band's rest on both sides."""
