@@ -3,6 +3,7 @@
 import cmath
 import math
 import re
+import statistics
 
 import pytest
 import torch
@@ -77,15 +78,19 @@ def test_standardisation_is_undone_and_takes_constants_and_missing_values(offset
     observed = torch.rand(4, 11, 3) < 0.7
     values[1, :, 0] = 5.0  # constant
     observed[2, :, 1] = False  # never seen
+    observed[3, :, 2] = torch.arange(11) == 4  # once
     standardised, loc, scale = standardise(values.masked_fill(~observed, math.nan), observed, offset)
     for window in range(4):
         for variable in range(3):
             seen = [values[window, t, variable].item() for t in range(11) if observed[window, t, variable]]
             mean = sum(seen) / max(1, len(seen))
-            deviation = math.sqrt(sum((value - mean) ** 2 for value in seen) / max(1, len(seen)) + offset)
+            variance = statistics.variance(seen) if len(seen) > 1 else 0.0  # the unbiased one
+            deviation = math.sqrt(variance + offset)
             assert loc[window, 0, variable].item() == pytest.approx(mean, abs=1e-12)
             assert scale[window, 0, variable].item() == pytest.approx(deviation)
-    assert torch.equal(standardised == 0, ~observed | (values == 5.0))
+    constant = values == 5.0
+    constant[3, 4, 2] = True
+    assert torch.equal(standardised == 0, ~observed | constant)
     undone = (standardised * scale + loc)[observed]
     assert relative_error(undone, values[observed]) < 1e-14
 

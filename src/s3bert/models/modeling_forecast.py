@@ -41,14 +41,17 @@ def standardise(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values (B, L, C) less their mean, divided by sqrt(variance + offset), over observed steps; zero where not observed.
 
+    The variance is the unbiased one, as in Algorithm 3.
+
     Returns:
-        The standardised values, the means and the divisors, (B, 1, C). A variable that was never observed has mean and variance 0.
+        The standardised values, the means and the divisors, (B, 1, C). A variable that was observed once or never has variance 0,
+        one that never was mean 0, too.
     """
-    count = observed.sum(1, keepdim=True).clamp(min=1)
+    count = observed.sum(1, keepdim=True)
     values = torch.where(observed, values, 0.0)
-    loc = values.sum(1, keepdim=True) / count
+    loc = values.sum(1, keepdim=True) / count.clamp(min=1)
     centred = torch.where(observed, values - loc, 0.0)
-    scale = (centred.square().sum(1, keepdim=True) / count + variance_offset).sqrt()
+    scale = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1) + variance_offset).sqrt()
     return centred / scale, loc, scale
 
 
