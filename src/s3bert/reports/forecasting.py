@@ -38,7 +38,7 @@ def forecast_sections(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     sections = [
         "## All series",
         "Errors on the test split, means over seeds, of the variant with the least error on validation, horizon by horizon. The papers' "
-        "rows are those of the same context.",
+        "numbers are those of the same context: of ILI with 60 weeks the preprint's.",
         forecast_overview(runs),
     ]
     for name, run in runs.items():
