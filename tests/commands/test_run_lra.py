@@ -165,7 +165,11 @@ def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
         ),
         ("text", ["ponet", "ponet:num_segments=2048"], ["", "69.82 (S3Attention, Table 1)"]),
         ("retrieval", ["ponet", "ponet:num_segments=32"], ["80.35 (S3Attention, Table 1)", ""]),
-        ("image", ["s3", "fmm", "--noise", "8"], ["54.70", ""]),
+        (
+            "image",
+            ["s3:num_row_samples=16,num_column_samples=16", "s3", "softmax", "fmm", "--noise", "8"],
+            ["54.70", "", "28.12", ""],
+        ),
         ("text", ["s3:num_segments=4", "--ablate"], [""] * 5),
     ],
 )

@@ -11,7 +11,7 @@ A mixer is S3, softmax, FMMformer, Skyformer, PoNet, ... A folder of the task's 
 makes those of ListOps and Pathfinder. Validation accuracy is measured once an epoch, test accuracy once, by the finished model.
 Examples lie on the accelerator, unless --dataloader_num_workers prepare the batches. Seeds and learning rates may be several, and
 the same command goes on after a kill. The output folder gets `all_results.json`, `results.md` and the learning curves,
-`curves.png`. A paper's number stands in the table beside the settings it is for.
+`curves.png`. A paper's number stands in the table beside the settings and the schedule it is for.
 """
 
 import logging

@@ -13,7 +13,7 @@ from .configuration_encoder import EncoderConfig, auto_map
 
 @strict
 class S3BertConfig(EncoderConfig):
-    """Configuration of an S3BERT model; the defaults are the base size with the paper's r = s1 = s2 = 8.
+    """Configuration of an S3BERT model; the defaults are the base size, and r = s1 = s2 = 8, which the paper has in Table 1.
 
     Args:
         num_segments: r, contiguous groups of channels averaged before the Fourier convolution; divides `hidden_size`.
