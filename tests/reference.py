@@ -21,10 +21,21 @@ NORM_EPS, NORM_MOMENTUM = 1e-5, 0.1
 
 @dataclass
 class Sequence:
-    """The real tokens of one sequence: their positions in the batch, ascending, and their vectors (n, H)."""
+    """The real tokens of one sequence: their positions in the batch, ascending, and their vectors (n, H).
+
+    The smoother's norm knows a token by its position, or by its number, from 0, where `counted`.
+    """
 
     positions: list[int]
     tokens: Tensor
+    counted: bool = False
+
+    def norm_positions(self) -> list[int]:
+        return list(range(len(self.positions))) if self.counted else self.positions
+
+    def like(self, tokens: Tensor) -> "Sequence":
+        """Other vectors of the same tokens."""
+        return Sequence(self.positions, tokens, self.counted)
 
     def at(self, position: int) -> Tensor | None:
         """The vector (H) at a position, None where no real token is."""
@@ -51,7 +62,10 @@ def forward(
     token_type_ids: Tensor | None = None,
     training: bool = False,
 ) -> ReferenceOutput:
-    """The encoder on a batch (B, S), without dropout; `training` selects the smoother norm's batch statistics."""
+    """The encoder on a batch (B, S), without dropout; `training` selects the smoother norm's batch statistics.
+
+    A token's learned position, and the norm's, is its number among the sequence's real tokens; the convolutions see where it is.
+    """
     weights = {
         name.removeprefix("s3bert."): value.double() if value.is_floating_point() else value
         for name, value in state.items()
@@ -65,14 +79,14 @@ def forward(
         ]
         tokens = [
             weights["embeddings.word_embeddings.weight"][int(input_ids[row, position])]
-            + weights["embeddings.position_embeddings.weight"][position]
+            + weights["embeddings.position_embeddings.weight"][number]
             + weights["embeddings.token_type_embeddings.weight"][
                 0 if token_type_ids is None else int(token_type_ids[row, position])
             ]
-            for position in positions
+            for number, position in enumerate(positions)
         ]
         embedded = layer_norm(torch.stack(tokens), weights, "embeddings.LayerNorm", config["layer_norm_eps"])
-        sequences.append(Sequence(positions, embedded))
+        sequences.append(Sequence(positions, embedded, counted=True))
     output = ReferenceOutput(sequences, None, [sequences])
     for index in range(config["num_hidden_layers"]):
         layer(output, weights, f"encoder.layer.{index}.", config, training)
@@ -94,9 +108,7 @@ def layer(output: ReferenceOutput, weights: dict, prefix: str, config: dict, tra
         attended = layer_norm(sequence.tokens + mixed, weights, prefix + "attention.output.LayerNorm", eps)  # (n, H)
         inner = gelu(dense(attended, weights, prefix + "intermediate.dense"))  # (n, 4H)
         outer = dense(inner, weights, prefix + "output.dense")
-        results.append(
-            Sequence(sequence.positions, layer_norm(attended + outer, weights, prefix + "output.LayerNorm", eps))
-        )
+        results.append(sequence.like(layer_norm(attended + outer, weights, prefix + "output.LayerNorm", eps)))
         row_maps.append(row_map)
         column_maps.append(column_map)
     output.sequences = results
@@ -117,10 +129,7 @@ def smoother(
     mixed = sequences
     if config["use_fourier_convolution"]:
         kernel = time_domain_kernel(weights[prefix + "filter"], config["max_position_embeddings"])
-        mixed = [
-            Sequence(sequence.positions, fourier_convolution(sequence, kernel, config["num_segments"]))
-            for sequence in sequences
-        ]
+        mixed = [sequence.like(fourier_convolution(sequence, kernel, config["num_segments"])) for sequence in sequences]
     if not config["use_convolution_stem"]:
         return mixed
     stems = []
@@ -135,16 +144,15 @@ def smoother(
                 if neighbours[0] is not None:
                     row = row + weights[prefix + "stem.weight"][:, :, tap] @ torch.cat(neighbours)
             rows.append(row)
-        stems.append(Sequence(sequence.positions, torch.stack(rows)))  # (n, H)
+        stems.append(sequence.like(torch.stack(rows)))  # (n, H)
     if config["smoother_norm"] == "layer":
         normed = [
-            Sequence(stem.positions, layer_norm(stem.tokens, weights, prefix + "norm", config["layer_norm_eps"]))
-            for stem in stems
+            stem.like(layer_norm(stem.tokens, weights, prefix + "norm", config["layer_norm_eps"])) for stem in stems
         ]
     else:
         normed = position_batch_norm(stems, weights, prefix + "norm.", training, statistics)
     activation = relu if config.get("stem_activation", "relu") == "relu" else elu
-    return [Sequence(item.positions, activation(item.tokens)) for item in normed]
+    return [item.like(activation(item.tokens)) for item in normed]
 
 
 def relu(values: Tensor) -> Tensor:
@@ -196,8 +204,9 @@ def position_batch_norm(
     if training:
         used_mean, used_variance = list(mean), list(variance)
         new_mean, new_variance = mean.detach().clone(), variance.detach().clone()
-        for position in sorted({position for stem in stems for position in stem.positions}):
-            values = torch.cat([stem.at(position) for stem in stems if position in stem.positions])
+        for position in sorted({position for stem in stems for position in stem.norm_positions()}):
+            reaching = [stem for stem in stems if position in stem.norm_positions()]
+            values = torch.cat([stem.tokens[stem.norm_positions().index(position)] for stem in reaching])
             centre = values.sum() / len(values)
             squares = ((values - centre) ** 2).sum()
             used_mean[position], used_variance[position] = centre, squares / len(values)
@@ -207,15 +216,14 @@ def position_batch_norm(
         statistics[prefix + "running_mean"], statistics[prefix + "running_var"] = new_mean, new_variance
         mean, variance = torch.stack(used_mean), torch.stack(used_variance)
     return [
-        Sequence(
-            stem.positions,
+        stem.like(
             torch.stack(
                 [
                     (token - mean[position])
                     / torch.sqrt(variance[position] + NORM_EPS)
                     * weights[prefix + "weight"][position]
                     + weights[prefix + "bias"][position]
-                    for position, token in zip(stem.positions, stem.tokens, strict=True)
+                    for position, token in zip(stem.norm_positions(), stem.tokens, strict=True)
                 ]
             ),
         )

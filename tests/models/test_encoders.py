@@ -43,6 +43,58 @@ def test_a_sequence_alone_and_padded_to_any_length_agree(build_model, make_batch
                 assert error < 1e-5, (length, longer)
 
 
+def on_the_left(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch with the padding of each sequence moved to its other end, whatever lies under the mask with it."""
+    mask = batch["attention_mask"]
+    length = mask.shape[-1]
+    sources = (torch.arange(length) + mask.sum(-1, keepdim=True)) % length
+    moved = {name for name, value in batch.items() if isinstance(value, torch.Tensor) and value.shape == mask.shape}
+    return {name: value.gather(-1, sources) if name in moved else value for name, value in batch.items()}
+
+
+@torch.no_grad()
+def test_a_batch_with_padding_on_the_left_gives_what_each_sequence_gives_alone(build_model, make_batch, head, family):
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    batch = make_batch(head, length=16)
+    batch = on_the_left({name: batch[name] for name in names})
+    mask = batch["attention_mask"].bool()
+    sequences = []
+    for ids, types, real in zip(*(batch[name].view(-1, 16) for name in names), strict=True):
+        sequences.append([value[real.bool()].view(*[1] * (mask.dim() - 1), -1) for value in (ids, types)])
+    for own in ({}, {"smoother_norm": "layer"} if family == "s3bert" else {"segment_rule": "fixed:4"}):
+        model = build_model(head, **own)
+        alone = [model(ids, token_type_ids=types).to_tuple() for ids, types in sequences]
+        for output, *parts in zip(model(**batch).to_tuple(), *alone, strict=True):
+            of_tokens = output.shape[: mask.dim()] == mask.shape
+            expected = torch.cat([part.flatten() for part in parts])
+            assert reference.relative_error(output[mask].flatten() if of_tokens else output.flatten(), expected) < 1e-5
+
+
+def test_padding_on_the_left_gives_the_loss_gradients_and_statistics_of_padding_on_the_right(build_model, make_batch):
+    right, results = make_batch("masked_lm"), []
+    for batch in (right, on_the_left(right)):
+        model = build_model("masked_lm").double().train()
+        loss = model(**batch).loss
+        loss.backward()
+        results.append([loss, *(parameter.grad for parameter in model.parameters()), *model.buffers()])
+    for actual, expected in zip(*results, strict=True):
+        assert (actual - expected).abs().max() < 1e-7 * max(1, expected.abs().max())  # momentum is a float32 number
+
+
+@torch.no_grad()
+def test_positions_are_running_numbers_of_real_tokens_unless_they_are_given(build_model, make_batch):
+    """Under any mask, on every kind of it; a BERT gets the same by being told."""
+    model, batch = build_model(), make_batch()
+    mask = torch.tensor([[1] * 12, [1] * 7 + [0] * 5, [0] * 5 + [1] * 7, [0, 1, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0]])
+    numbers = (mask.cumsum(1) - 1).clamp(min=0)
+    for kind in (torch.long, torch.bool, torch.float):
+        inputs = (batch["input_ids"], mask.to(kind), batch["token_type_ids"])
+        told, untold = (model(*inputs, positions).last_hidden_state[mask.bool()] for positions in (numbers, None))
+        assert torch.equal(told, untold)
+        others = model(*inputs, 15 - numbers).last_hidden_state[mask.bool()]
+        assert reference.relative_error(others, told) > 1e-2, "given positions are taken"
+
+
 def test_no_mask_is_a_mask_of_ones(build_model, make_batch):
     batch = make_batch(padded=False)
     for training in (False, True):
@@ -281,6 +333,7 @@ def assert_compiled_equals_eager(eager: nn.Module, batches: list[dict], backend:
 def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_model, make_batch, sparse):
     eager = build_model("masked_lm", num_hidden_layers=1, sparse_prediction=sparse)
     batches = [make_batch("masked_lm", length=length) | {"max_predictions": 2 * length} for length in (12, 9)]
+    batches[1] = on_the_left(batches[1])
     assert_compiled_equals_eager(eager, batches, backend="aot_eager")
 
 

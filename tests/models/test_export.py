@@ -65,6 +65,17 @@ def assert_equal_to_eager(run, model: nn.Module, masked: bool):
             )
 
 
+def assert_left_padding_changes_nothing(run):
+    """A sequence among padding before it gives every output that it gives alone."""
+    ids, mask = torch.randint(0, 61, (1, 9)), torch.ones(1, 9, dtype=torch.long)
+    padded = {
+        name: nn.functional.pad(value, (5, 0)) for name, value in {"input_ids": ids, "attention_mask": mask}.items()
+    }
+    for actual, alone in zip(run(padded), run({"input_ids": ids, "attention_mask": mask}), strict=True):
+        actual = actual[:, 5:] if actual.shape[1] == 14 else actual
+        assert reference.relative_error(actual, alone) < 1e-5
+
+
 def computes_in_complex_numbers(program: ExportedProgram) -> bool:
     """In any of its graphs: a region without autocast is one of its own."""
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
@@ -92,6 +103,8 @@ def test_an_exported_program_equals_eager_at_every_batch_size_and_length(
     program = export(model, masked, strict)
     module = program.module()
     assert_equal_to_eager(lambda inputs: module(**inputs).to_tuple(), model, masked)
+    if masked:
+        assert_left_padding_changes_nothing(lambda inputs: module(**inputs).to_tuple())
     assert computes_in_complex_numbers(program) == (model.config.implementation != "export")
 
 
@@ -137,6 +150,8 @@ def test_an_onnx_model_in_onnxruntime_equals_eager_at_every_size(
     operators = {node.op_type for node in onnx.load(path).graph.node}
     assert ("DFT" in operators) == (model.config.implementation != "export")
     assert_equal_to_eager(in_onnxruntime(path), model, masked)
+    if masked:
+        assert_left_padding_changes_nothing(in_onnxruntime(path))
 
 
 def test_onnxruntime_quantises_an_exported_model_to_int8_its_stem_included(build_model, tmp_path):

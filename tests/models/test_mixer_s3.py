@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from s3bert.models.numerics import token_numbers
 from s3bert.models.position_norm import PositionBatchNorm
 from s3bert.models.skeleton_attention import SkeletonAttention
 from s3bert.models.smoother import Smoother
@@ -187,6 +188,29 @@ def test_position_batch_norm_counts_real_tokens_only_and_leaves_unreached_positi
         values = states[reached, position]
         assert torch.allclose(norm.running_mean[position], 0.9 * before["running_mean"][position] + 0.1 * values.mean())
         assert torch.allclose(norm.running_var[position], 0.9 * before["running_var"][position] + 0.1 * values.var())
+
+
+@seldom
+@given(mask=masks(), training=st.booleans())
+def test_position_batch_norm_of_numbered_tokens_is_that_of_padding_on_the_right(mask, training):
+    """Outputs, gradients and statistics; to the last digit, whatever the mask, and with garbage under it."""
+    numbers = token_numbers(mask)
+    assert torch.equal(numbers.sort(1).values, torch.arange(mask.shape[1]).expand_as(mask)), "a permutation"
+    states, direction = torch.randn(2, *mask.shape, HIDDEN)
+    direction[~mask] = 0
+    order = numbers.argsort(1)[..., None].expand_as(states)
+    results = []
+    for compact in (False, True):
+        norm = randomise(PositionBatchNorm(16)).train(training)
+        inputs, weights = (tensor.gather(1, order) if compact else tensor for tensor in (states, direction))
+        real = mask.gather(1, order[..., 0]) if compact else mask
+        leaf = inputs.clone().requires_grad_()
+        output = norm(leaf, real, None if compact else numbers)
+        output.backward(weights)
+        of_tokens = (tensor if compact else tensor.gather(1, order) for tensor in (output, leaf.grad))
+        results.append([*of_tokens, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var])
+    for numbered, expected in zip(*results, strict=True):
+        assert torch.equal(numbered, expected) if training else torch.allclose(numbered, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("num_row_samples", "num_column_samples"), [(4, 3), (1, 1), (16, 6), (99, 99)])

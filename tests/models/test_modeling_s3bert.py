@@ -122,6 +122,7 @@ def test_training_loss_gradients_and_statistics_equal_autograd_through_the_twin(
     model = build_model("masked_lm", smoother_norm=norm, num_hidden_layers=2, **ablation).double().train()
     batch = make_batch("masked_lm", length=9)
     batch["attention_mask"][1] = torch.tensor([0, 0, 1, 1, 0, 1, 1, 0, 1])
+    batch["attention_mask"][2] = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
     batch["labels"] = batch["labels"].masked_fill(batch["attention_mask"] == 0, -100)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}

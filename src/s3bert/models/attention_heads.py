@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .numerics import zero_padding
+from .numerics import token_numbers, zero_padding
 
 
 class HeadAttention(nn.Module):
@@ -58,8 +58,8 @@ def real_lengths(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tenso
     return mask.sum(1, keepdim=True)
 
 
-def token_numbers(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Each real token's number among the real ones of its sequence, from 0, (B, S); padding has that of a token beside it."""
+def numbered_tokens(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Each token's number in its sequence, (B, S), as `token_numbers` has it; `states` is (B, h, S, p)."""
     if mask is None:
         return torch.arange(states.shape[2], device=states.device).expand(len(states), -1)
-    return (mask.cumsum(1) - 1).clamp(min=0)
+    return token_numbers(mask)

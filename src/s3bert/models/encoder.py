@@ -23,6 +23,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from .configuration_encoder import EncoderConfig
+from .numerics import token_numbers
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -103,21 +104,26 @@ class EncoderModel(EncoderPreTrainedModel):
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Embeddings (B, S, H) and a boolean mask (B, S) or None, of arguments that are checked first.
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Embeddings (B, S, H), a boolean mask (B, S) and the tokens' numbers (B, S), of arguments that are checked first.
+
+        Mask and numbers are None where no mask is given. Positions are the numbers where none are given: a sequence has the
+        same wherever its padding is.
 
         Raises:
             ValueError: neither or both of the inputs; a mask of another shape; more than N tokens; on CPU, an id
                 outside its table (on an accelerator, the scripts check their data once, before training).
         """
         self._check_inputs(input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids)
+        mask = None if attention_mask is None else attention_mask != 0
+        numbers = None if mask is None else token_numbers(mask)
         embeddings = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
-            position_ids=position_ids,
+            position_ids=numbers if position_ids is None else position_ids,
             inputs_embeds=inputs_embeds,
         )
-        return embeddings, None if attention_mask is None else attention_mask != 0
+        return embeddings, mask, numbers
 
     def pool(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         """Each sequence's first real token, which left padding moves away from position 0, projected, (B, H)."""

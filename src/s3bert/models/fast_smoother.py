@@ -48,8 +48,13 @@ def fft_length(length: int, max_length: int) -> int:
     return max_length
 
 
-def short_smoother(smoother: Smoother, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """`smoother(hidden_states, mask)` with a short FFT, and the stem on m and x apart, which saves joining them."""
+def short_smoother(
+    smoother: Smoother,
+    hidden_states: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    numbers: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`smoother(hidden_states, mask, numbers)` with a short FFT, and the stem on m and x apart, which saves joining them."""
     inputs = smoother.inputs(hidden_states, mask)
     smoothed = inputs
     if smoother.use_fourier_convolution:
@@ -62,11 +67,16 @@ def short_smoother(smoother: Smoother, hidden_states: torch.Tensor, mask: torch.
         features = convolve(smoothed, filtered) + convolve(inputs, passed, bias)
     else:
         features = convolve(inputs, weight, bias)
-    return smoother.activate(features, mask)
+    return smoother.activate(features, mask, numbers)
 
 
-def folded_smoother(smoother: Smoother, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """`smoother(hidden_states, mask)` of a smoother with Fourier convolution and stem, the two as one.
+def folded_smoother(
+    smoother: Smoother,
+    hidden_states: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    numbers: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`smoother(hidden_states, mask, numbers)` of a smoother with Fourier convolution and stem, the two as one.
 
     `mask` gives each sequence one run of real tokens. In evaluation without gradients it uses what `fold` keeps.
     """
@@ -77,7 +87,8 @@ def folded_smoother(smoother: Smoother, hidden_states: torch.Tensor, mask: torch
     kept = kept_filter(smoother, length)
     points, spectrum, folded = kept or _fold(smoother, filtered, fft_length(length, smoother.max_length))
     means = smoother.segment_means(inputs)
-    return smoother.activate(_add_filtered(features, means, spectrum, folded, filtered, points, mask), mask)
+    features = _add_filtered(features, means, spectrum, folded, filtered, points, mask)
+    return smoother.activate(features, mask, numbers)
 
 
 class ExportableSmoother(Smoother):

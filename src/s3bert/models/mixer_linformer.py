@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .attention_heads import HeadAttention, token_numbers, zero_padded_keys
+from .attention_heads import HeadAttention, numbered_tokens, zero_padded_keys
 from .numerics import at_least_float32
 
 
@@ -35,7 +35,7 @@ class LinformerAttention(HeadAttention):
             raise ValueError(f"The sequence has {query.shape[2]} tokens, this layer has columns for {self.max_length}.")
         with torch.autocast(query.device.type, enabled=False):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
-            numbers = token_numbers(query, mask)
+            numbers = numbered_tokens(query, mask)
             key, value = (
                 projection[numbers][:, None].transpose(2, 3) @ zero_padded_keys(states, mask)  # (B, h, k, p)
                 for projection, states in ((self.key_projection, key), (self.value_projection, value))

@@ -9,7 +9,7 @@ Ql and Kl are means of consecutive queries and keys. Transformers' class needs i
 import torch
 from torch import nn
 
-from .attention_heads import HeadAttention, real_lengths, token_numbers, zero_padded_keys
+from .attention_heads import HeadAttention, numbered_tokens, real_lengths, zero_padded_keys
 from .iterative_inverse import iterative_inverse
 from .numerics import at_least_float32
 
@@ -76,7 +76,7 @@ class NystromAttention(HeadAttention):
         slots = min(self.num_landmarks, query.shape[2])
         lengths = real_lengths(query, mask)  # (B, 1)
         number = lengths.clamp(max=slots)
-        run = token_numbers(query, mask) * number // lengths.clamp(min=1)  # (B, S)
+        run = numbered_tokens(query, mask) * number // lengths.clamp(min=1)  # (B, S)
         member = run[:, None] == torch.arange(slots, device=query.device)[:, None]  # (B, m, S)
         if mask is not None:
             member = member & mask[:, None]

@@ -109,6 +109,7 @@ def apply_s3(
     projection: nn.Module,
     hidden_states: torch.Tensor,
     mask: torch.Tensor | None = None,
+    numbers: torch.Tensor | None = None,
     *,
     implementation: str = "auto",
     contiguous: bool = False,
@@ -121,6 +122,7 @@ def apply_s3(
     is called and not read.
 
     Args:
+        numbers: (B, S), the tokens' positions for the per-position norm, see `PositionBatchNorm`; their places where absent.
         contiguous: promises that the mask gives each sequence one run of real tokens.
         use_sdpa: where queries are formed, which the low-rank form does without, row attention runs in torch's
             `scaled_dot_product_attention` and gives no weights.
@@ -128,11 +130,11 @@ def apply_s3(
     fast = implementation != "direct"
     match _smoother_form(smoother, hidden_states, mask is None or contiguous) if fast else "direct":
         case "direct":
-            smoothed = smoother(hidden_states, mask)
+            smoothed = smoother(hidden_states, mask, numbers)
         case "short":
-            smoothed = short_smoother(smoother, hidden_states, mask)
+            smoothed = short_smoother(smoother, hidden_states, mask, numbers)
         case "folded":
-            smoothed = folded_smoother(smoother, hidden_states, mask)
+            smoothed = folded_smoother(smoother, hidden_states, mask, numbers)
     match _attention_form(attention, projection, smoothed) if fast else "direct":
         case "direct":
             mixed, row_weights = attention(smoothed, mask, use_sdpa)

@@ -91,7 +91,8 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
         Args:
             input_ids: (B, S) token ids; or `inputs_embeds` (B, S, H) in their place, in which no token is special.
             attention_mask: (B, S), nonzero at real tokens; any pattern, and all real when absent.
-            token_type_ids, position_ids: (B, S), as in BERT.
+            token_type_ids: (B, S), as in BERT.
+            position_ids: (B, S); where absent, the running number of real tokens, which padding on the left does not move.
             segment_ids: (B, S), from 0 to S and equal at the tokens of a segment (a sentence, a line); where absent,
                 `config.segment_rule` says. (The Trainer drops it unless `remove_unused_columns` is False.)
             output_attentions: also returns, per layer, the weights (B, h, S) of the global aggregation.
@@ -103,9 +104,10 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
         Raises:
             ValueError: see `EncoderModel.embed`; `segment_ids` of another shape or, on CPU, outside 0 to S.
         """
-        hidden_states, mask = self.embed(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        hidden_states, mask, numbers = self.embed(*inputs)
         special = self._special(input_ids, mask)
-        segments = self._segments(hidden_states, special, segment_ids)
+        segments = self._segments(hidden_states, special, segment_ids, numbers)
         apart = special if self.config.exclude_special_from_pooling else None
         hidden_states = self.encoder(hidden_states, mask, segments, apart)
         pooled = self.pool(hidden_states, mask)
@@ -122,7 +124,11 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
         return special if mask is None else special & mask
 
     def _segments(
-        self, hidden_states: torch.Tensor, special: torch.Tensor | None, segment_ids: torch.Tensor | None
+        self,
+        hidden_states: torch.Tensor,
+        special: torch.Tensor | None,
+        segment_ids: torch.Tensor | None,
+        numbers: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Numbers from 0 to S, (B, S), equal at the tokens of a segment; None for one segment."""
         batch, length, _ = hidden_states.shape
@@ -145,7 +151,9 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
             return (special | after).cumsum(1)
         wanted = int(self.config.segment_rule.removeprefix("fixed:"))
         width = self.config.max_position_embeddings // wanted + 1
-        return (torch.arange(length, device=hidden_states.device) // width).expand(batch, -1)
+        if numbers is None:
+            numbers = torch.arange(length, device=hidden_states.device).expand(batch, -1)
+        return numbers // width
 
 
 class PoNetForMaskedLM(MaskedLM, PoNetPreTrainedModel):

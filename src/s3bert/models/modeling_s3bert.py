@@ -77,6 +77,7 @@ class S3BertAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None = None,
+        numbers: torch.Tensor | None = None,
         contiguous: bool = False,
         use_sdpa: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -86,6 +87,7 @@ class S3BertAttention(nn.Module):
             self.output.dense,
             hidden_states,
             mask,
+            numbers,
             implementation=self.implementation,
             contiguous=contiguous,
             use_sdpa=use_sdpa,
@@ -257,7 +259,8 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
         Args:
             input_ids: (B, S) token ids; or `inputs_embeds` (B, S, H) in their place.
             attention_mask: (B, S), nonzero at real tokens; any pattern, and all real when absent.
-            token_type_ids, position_ids: (B, S), as in BERT.
+            token_type_ids: (B, S), as in BERT.
+            position_ids: (B, S); where absent, the running number of real tokens, which padding on the left does not move.
             output_attentions: also returns, per layer, the row attention (B, h, S, s1) over landmark tokens.
             output_hidden_states: also returns the embeddings and each layer's output, (B, S, H) each.
 
@@ -267,10 +270,11 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
         Raises:
             ValueError: see `EncoderModel.embed`.
         """
-        hidden_states, mask = self.embed(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        hidden_states, mask, numbers = self.embed(*inputs)
         with_weights = self.config.output_attentions if output_attentions is None else output_attentions
         use_sdpa = self.config._attn_implementation == "sdpa" and not with_weights
-        hidden_states = self.encoder(hidden_states, mask, self._contiguous(mask), use_sdpa)
+        hidden_states = self.encoder(hidden_states, mask, numbers, self._contiguous(mask), use_sdpa)
         pooled = self.pool(hidden_states, mask)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 

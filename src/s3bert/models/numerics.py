@@ -13,3 +13,13 @@ def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tenso
     if mask is None:
         return tensor
     return tensor.masked_fill(~mask.view(*mask.shape, *[1] * (tensor.dim() - 2)), 0)
+
+
+def token_numbers(mask: torch.Tensor) -> torch.Tensor:
+    """Each token's number in its sequence, (B, S) from 0, of a mask (B, S): real tokens in their order, padding after them.
+
+    A permutation of the places; where padding is on the right, the places themselves.
+    """
+    count = mask.cumsum(1)  # real tokens up to each place
+    places = torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask, count - 1, count[:, -1:] + places - count)

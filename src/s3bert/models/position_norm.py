@@ -1,6 +1,6 @@
 """The smoother's BatchNorm: one mean and variance for each position, over batch and channels, of real tokens only.
 
-B batch, S length of this batch, N positions, H hidden.
+A token's position is its place, or its number where numbers are given. B batch, S length of this batch, N positions, H hidden.
 """
 
 from collections.abc import Callable
@@ -45,16 +45,25 @@ class PositionBatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(max_length))
         self.register_buffer("running_var", torch.ones(max_length))
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, numbers: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(B, S, H) -> (B, S, H).
+
+        Args:
+            mask: (B, S), True at real tokens.
+            numbers: (B, S), the tokens' positions where they are not their places; a permutation of these in each sequence.
+        """
         length = hidden_states.shape[1]
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         parameters = (self.weight, self.bias, self.running_mean, self.running_var)
         weight, bias, mean, variance = (tensor[:length].to(dtype) for tensor in parameters)  # (S)
         if self.training:
-            mean, variance, count = self._batch_statistics(hidden_states, mask, mean, variance)
+            mean, variance, count = self._batch_statistics(hidden_states, mask, numbers, mean, variance)
             inverse = torch.rsqrt(variance + self.eps)
-            return _Normalisation.apply(hidden_states, mask, weight, bias, mean, inverse, count, self._over_processes)
-        return _affine(hidden_states, weight, bias, mean, torch.rsqrt(variance + self.eps))
+            statistics = (weight, bias, mean, inverse, count)
+            return _Normalisation.apply(hidden_states, mask, numbers, *statistics, self._over_processes)
+        return _affine(hidden_states, numbers, weight, bias, mean, torch.rsqrt(variance + self.eps))
 
     @torch.no_grad()
     def resize(self, length: int) -> None:
@@ -70,6 +79,7 @@ class PositionBatchNorm(nn.Module):
         self,
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None,
+        numbers: torch.Tensor | None,
         running_mean: torch.Tensor,
         running_var: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -81,6 +91,7 @@ class PositionBatchNorm(nn.Module):
         _, means, inverse = torch.native_layer_norm(inputs, (hidden,), None, None, 0.0)  # (B, S, 1)
         means, squares = zero_padding(means[..., 0], mask), zero_padding(hidden / inverse[..., 0].square(), mask)
         real = torch.ones_like(means) if mask is None else mask.to(means.dtype)
+        means, squares, real = (_by_position(tensor, numbers) for tensor in (means, squares, real))
         count, total = self._over_processes(real.sum(0) * hidden, means.sum(0) * hidden)
         mean = total / count.clamp(min=1)
         squares = squares + hidden * real * (means - mean).square()
@@ -108,7 +119,7 @@ class PositionBatchNorm(nn.Module):
 class _Normalisation(torch.autograd.Function):
     """weight (x - mean) / std + bias with the statistics of x itself: the gradient in two passes, nothing but x kept.
 
-    Arguments after the mask are (S): weight, bias, mean, 1 / std, and the count of entries that mean and variance are of.
+    Arguments after mask and numbers are (S): weight, bias, mean, 1 / std, and the count of entries that mean and variance are of.
     """
 
     @staticmethod
@@ -116,6 +127,7 @@ class _Normalisation(torch.autograd.Function):
         ctx: Any,
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None,
+        numbers: torch.Tensor | None,
         weight: torch.Tensor,
         bias: torch.Tensor,
         mean: torch.Tensor,
@@ -123,37 +135,55 @@ class _Normalisation(torch.autograd.Function):
         count: torch.Tensor,
         over_processes: Callable[..., tuple[torch.Tensor, ...]],
     ) -> torch.Tensor:
-        ctx.save_for_backward(hidden_states, mask, weight, mean, inverse, count)
+        ctx.save_for_backward(hidden_states, mask, numbers, weight, mean, inverse, count)
         ctx.over_processes = over_processes
-        return _affine(hidden_states, weight, bias, mean, inverse)
+        return _affine(hidden_states, numbers, weight, bias, mean, inverse)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_states, mask, weight, mean, inverse, count = ctx.saved_tensors
+        hidden_states, mask, numbers, weight, mean, inverse, count = ctx.saved_tensors
         inputs, outer = at_least_float32(hidden_states), at_least_float32(gradient)
-        sums = outer.sum((0, 2))
-        products = torch.linalg.vecdot(outer, inputs).sum(0) - mean * sums  # of gradient and deviation
+        of_tokens = outer.sum(2), torch.linalg.vecdot(outer, inputs)  # (B, S)
+        sums, products = (_by_position(tensor, numbers).sum(0) for tensor in of_tokens)
+        products = products - mean * sums  # of gradient and deviation
         scale = weight * inverse
         total, total_products = ctx.over_processes(sums, products)
         # Through variance and mean, which real entries alone have a part in: slope * x + offset.
         share = (count > 0) * scale / count.clamp(min=1)
         slope = -share * inverse.square() * total_products
         offset = -share * total - slope * mean
+        slope, offset, scale = (_of_tokens(tensor, numbers) for tensor in (slope, offset, scale))
         if mask is not None:
             slope, offset = slope * mask, offset * mask  # (B, S)
         through_statistics = torch.addcmul(offset[..., None], inputs, slope[..., None])
-        inner = through_statistics.addcmul_(outer, scale[:, None]).to(hidden_states.dtype)
-        return inner, None, products * inverse, sums, None, None, None, None
+        inner = through_statistics.addcmul_(outer, scale[..., None]).to(hidden_states.dtype)
+        return inner, None, None, products * inverse, sums, None, None, None, None
 
 
 def _affine(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor
+    hidden_states: torch.Tensor,
+    numbers: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    inverse: torch.Tensor,
 ) -> torch.Tensor:
     """weight (x - mean) / std + bias in one pass, (B, S, H), of (S) statistics in at least float32."""
     scale = weight * inverse
     shift = bias - mean * scale
-    return torch.addcmul(shift[:, None], at_least_float32(hidden_states), scale[:, None]).to(hidden_states.dtype)
+    scale, shift = _of_tokens(scale, numbers), _of_tokens(shift, numbers)
+    return torch.addcmul(shift[..., None], at_least_float32(hidden_states), scale[..., None]).to(hidden_states.dtype)
+
+
+def _by_position(tensor: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
+    """What tokens have (B, S), in the order of their numbers: nothing is added, so no order of additions is left to chance."""
+    return tensor if numbers is None else tensor.scatter(1, numbers, tensor)
+
+
+def _of_tokens(tensor: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
+    """What positions have (S), for each token (B, S); (S) as it is where places are the positions."""
+    return tensor if numbers is None else tensor[numbers]
 
 
 def _in_recomputation() -> bool:

@@ -92,8 +92,10 @@ class Smoother(nn.Module):
         """First values of the filter, fan-in and with ReLU's gain (Algorithm 2), drawn by the functions of `init`."""
         getattr(init, FILTER_INITS[self.filter_init])(self.filter, nonlinearity="relu")
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, S, H) -> (B, S, H), Algorithm 2 line by line."""
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, numbers: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(B, S, H) -> (B, S, H), Algorithm 2 line by line; `numbers` are the per-position norm's."""
         inputs = self.inputs(hidden_states, mask)  # x
         smoothed = inputs
         if self.use_fourier_convolution:
@@ -103,7 +105,7 @@ class Smoother(nn.Module):
             return smoothed
         both = torch.cat((smoothed, inputs), 2) if self.use_fourier_convolution else inputs  # (B, S, 2 H)
         features = self.stem(both.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
-        return self.activate(features, mask)
+        return self.activate(features, mask, numbers)
 
     def fourier_convolution(self, inputs: torch.Tensor) -> torch.Tensor:
         """Each channel is its segment's mean under the channel's own N-long circular filter, (B, S, H)."""
@@ -131,10 +133,10 @@ class Smoother(nn.Module):
             )
         return zero_padding(hidden_states, mask)
 
-    def activate(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def activate(self, features: torch.Tensor, mask: torch.Tensor | None, numbers: torch.Tensor | None) -> torch.Tensor:
         """What follows the stem: norm, activation, dropout."""
         if self.norm_kind == "batch":  # not isinstance: adapters wrap the module
-            normalised = self.norm(features, mask)
+            normalised = self.norm(features, mask, numbers)
         else:
             # The norm's weights may be float32 beside half-precision features (`_keep_in_fp32_modules_strict`).
             norm, exact = self.norm, at_least_float32(features)
