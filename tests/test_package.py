@@ -12,7 +12,7 @@ import pytest
 import s3bert
 
 
-EXTRAS = ("accelerate", "datasets", "evaluate", "matplotlib", "pandas", "scipy", "sklearn", "tensorboard")
+EXTRAS = ("accelerate", "datasets", "evaluate", "matplotlib", "pandas", "peft", "scipy", "sklearn", "tensorboard")
 IMPORTS = {
     "s3bert first": "import s3bert; from transformers import AutoConfig, AutoModel, AutoTokenizer",
     "auto classes first": "from transformers import AutoConfig, AutoModel, AutoTokenizer; import s3bert",
@@ -60,6 +60,21 @@ def test_with_the_auto_classes_it_adds_few_modules_to_those_of_transformers():
 def test_auto_classes_know_the_models_whatever_is_imported_first(imports):
     done = _run(imports + CHECK)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("imports", ["import s3bert, peft", "import peft, s3bert"])
+def test_adapters_know_which_layers_to_adapt_whatever_is_imported_first(imports):
+    done = _run(f"""{imports}
+sizes = {{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}}
+for method in (peft.LoraConfig, peft.IA3Config):
+    model = peft.get_peft_model(s3bert.S3BertModel(s3bert.S3BertConfig(**sizes)), method())
+    print(sorted(model.targeted_module_names))
+model = peft.get_peft_model(s3bert.PoNetModel(s3bert.PoNetConfig(**sizes)), peft.LoraConfig())
+print(len(model.targeted_module_names))""")
+    attention = "encoder.layer.0.attention."
+    lora = [attention + "self.query", attention + "self.value"]
+    ia3 = [attention + "output.dense", attention + "self.key", attention + "self.value", "encoder.layer.0.output.dense"]
+    assert (done.returncode, done.stdout) == (0, f"{lora}\n{ia3}\n5\n"), done.stderr
 
 
 def test_a_registration_that_fails_is_an_error_of_the_import():

@@ -1,7 +1,7 @@
-"""Registers the models with Transformers' auto classes, at the moment Transformers imports those.
+"""Registers the models with Transformers' auto classes and in PEFT's tables, at the moment those are imported.
 
 Python has no other way to have `AutoModel.from_pretrained(folder)` know the models after a bare `import s3bert` that imports
-nothing heavy: Transformers has no entry points, and its tables of models exist only once torch is imported.
+nothing heavy: neither library has entry points, and their tables of models exist only once torch is imported.
 """
 
 import importlib
@@ -43,7 +43,17 @@ def _register_tokenizers(auto: ModuleType) -> None:
             auto.AutoTokenizer.register(config, tokenizer_class=BertTokenizer)
 
 
+def _register_adapters(constants: ModuleType) -> None:
+    """The layers that LoRA and PEFT's other methods adapt where none are named: BERT's, and for LoRA those of PoNet's pooling."""
+    pooling = ["dense_q", "dense_k", "dense_o", "dense_local", "dense_segment"]
+    for name, targets in vars(constants).items():
+        if name.endswith("_MODULES_MAPPING") and "bert" in targets:
+            targets["s3bert"] = targets["bert"]
+    constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["ponet"] = pooling
+
+
 _REGISTER = {
+    "peft.utils.constants": _register_adapters,
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_models,
     "transformers.models.auto.tokenization_auto": _register_tokenizers,
@@ -81,7 +91,7 @@ class _RegisteringLoader(Loader):
 
 
 class _RegisteringFinder(MetaPathFinder):
-    """Finds the modules of the auto classes where the other finders do."""
+    """Finds the modules that are registered with where the other finders do."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -96,7 +106,7 @@ class _RegisteringFinder(MetaPathFinder):
 
 
 def register() -> None:
-    """Registers with those auto classes that are imported, and with the others when they are."""
+    """Registers with those modules that are imported, and with the others when they are."""
     for name, function in _REGISTER.items():
         if name in sys.modules:
             function(importlib.import_module(name))

@@ -289,6 +289,32 @@ def test_lora_on_query_key_value_trains_and_its_adapter_is_reloaded(build_model,
     assert reference.relative_error(model.merge_and_unload()(**batch).logits, trained) < 1e-4
 
 
+@pytest.mark.parametrize("family", ["s3bert", "ponet"])
+def test_an_adapter_of_every_head_gives_the_same_logits_after_a_reload(
+    build_model, model_class, make_batch, head_with_loss, tmp_path
+):
+    """The recipe of the documentation, on a pretrained encoder: what the head adds to it is drawn anew at every loading."""
+    peft = pytest.importorskip("peft")
+    build_model("masked_lm").save_pretrained(tmp_path / "base")
+    batch, labels = make_batch(head_with_loss), {"num_labels": 1} if head_with_loss == "regression" else {}
+
+    def load() -> torch.nn.Module:
+        return model_class(head_with_loss).from_pretrained(tmp_path / "base", **labels)
+
+    config = peft.LoraConfig(modules_to_save=["pooler", "classifier", "qa_outputs", "smoother.norm"])
+    model = peft.get_peft_model(load(), config).train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model(**batch).loss.backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path / "adapter")
+    reloaded = peft.PeftModel.from_pretrained(load(), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        trained, before = model.eval()(**batch).to_tuple(), load()(**batch).to_tuple()
+        for actual, expected, other in zip(reloaded(**batch).to_tuple(), trained, before, strict=True):
+            assert torch.equal(actual, expected)
+            assert not torch.equal(actual, other)
+
+
 def test_an_adapter_that_saves_the_smoothers_norm_holds_its_statistics(build_model, make_batch, tmp_path):
     """LoRA freezes weights, yet training moves the running statistics: `modules_to_save` puts them into the adapter."""
     peft = pytest.importorskip("peft")
