@@ -3,7 +3,8 @@
     ids -> word and position embeddings -> pre-LayerNorm blocks (mixer, feed-forward) -> LayerNorm -> mean over real tokens
 
 After the encoder of Nystromformer's LRA code (Xiong et al., 2021), with means over real tokens. Token 0 is padding: where no
-mask is given, it is read from the ids. B batch, S length, H hidden size.
+mask is given, it is read from the ids. Positions are places, which black pixels do not shift, so padding of texts belongs on the
+right. B batch, S length, H hidden size.
 """
 
 import torch
