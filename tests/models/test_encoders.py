@@ -342,4 +342,5 @@ def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_m
 @pytest.mark.slow
 def test_the_model_compiled_by_inductor_equals_eager(build_model, make_batch):
     eager = build_model("masked_lm", num_hidden_layers=1)
-    assert_compiled_equals_eager(eager, [make_batch("masked_lm")], backend="inductor")
+    batch = make_batch("masked_lm")
+    assert_compiled_equals_eager(eager, [batch, on_the_left(batch)], backend="inductor")

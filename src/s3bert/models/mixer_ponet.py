@@ -100,7 +100,8 @@ def segment_max(states: torch.Tensor, segments: torch.Tensor | None, pooled: tor
 def local_max(states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
     """Each channel's maximum over the token and its two neighbours, (B, S, H); zero at tokens that are not `pooled`."""
     if pooled is not None:
-        states = states.masked_fill(~pooled[..., None], -math.inf)
+        # Not -inf, which pooling pads with: where a window holds nothing else, compiled code would point outside the sequence.
+        states = states.masked_fill(~pooled[..., None], torch.finfo(states.dtype).min)
     maxima = F.max_pool1d(states.transpose(1, 2), kernel_size=3, stride=1, padding=1).transpose(1, 2)
     return maxima if pooled is None else maxima.masked_fill(~pooled[..., None], 0)
 
