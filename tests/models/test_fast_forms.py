@@ -447,7 +447,7 @@ def test_auto_folds_the_stem_where_the_batch_pays_for_it(batch, length, max_leng
 
 
 @pytest.mark.parametrize(
-    ("segments", "kernel_size", "form"), [(24, 3, "folded"), (32, 3, "short"), (8, 1, "folded"), (16, 1, "short")]
+    ("segments", "kernel_size", "form"), [(64, 3, "folded"), (96, 3, "short"), (24, 1, "folded"), (32, 1, "short")]
 )
 def test_auto_folds_the_stem_only_where_segments_are_fewer_than_what_they_save(segments, kernel_size, form):
     smoother = Smoother(8 * 24, segments, 512, stem_kernel_size=kernel_size)
