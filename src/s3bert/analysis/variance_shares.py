@@ -19,19 +19,16 @@ from s3bert.models.smoother import Smoother
 @torch.no_grad()
 def settle_statistics(encoder: LraModel, input_ids: torch.Tensor) -> None:
     """Gives the norms per position the statistics of these inputs (B, S), in place, as training would in time: a new model's are 0 and 1."""
-    norms = [module for module in encoder.modules() if isinstance(module, PositionBatchNorm)]
-    dropouts = [module for module in encoder.modules() if isinstance(module, nn.Dropout)]
-    rates = [dropout.p for dropout in dropouts]
-    momenta = [norm.momentum for norm in norms]
-    for module, name in [*((norm, "momentum") for norm in norms), *((dropout, "p") for dropout in dropouts)]:
-        setattr(module, name, 1.0 if name == "momentum" else 0.0)
+    changes = {PositionBatchNorm: ("momentum", 1.0), nn.Dropout: ("p", 0.0)}
+    changed = [(module, *changes[type(module)]) for module in encoder.modules() if type(module) in changes]
+    before = [getattr(module, name) for module, name, _ in changed]
+    for module, name, value in changed:
+        setattr(module, name, value)
     encoder.train()
     encoder(input_ids, torch.ones_like(input_ids))
     encoder.eval()
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    for dropout, rate in zip(dropouts, rates, strict=True):
-        dropout.p = rate
+    for (module, name, _), value in zip(changed, before, strict=True):
+        setattr(module, name, value)
 
 
 def landmark_tokens(encoder: LraModel, length: int) -> torch.Tensor:
