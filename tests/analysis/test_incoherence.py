@@ -22,7 +22,7 @@ def test_one_token_that_stands_alone_is_the_most_incoherent_and_evenly_spread_to
     assert mu(torch.ones(8, 4), 1) == pytest.approx(1)
 
 
-def test_it_is_that_of_definition_1_by_a_decomposition_of_each_matrix_down_to_the_smallest_singular_value():
+def test_it_is_that_of_definition_1_written_out_for_each_matrix_down_to_the_smallest_singular_value():
     """Singular values fall to 2e-5 of the largest; rows of zeros are padding."""
     torch.manual_seed(0)
     lengths, ranks = (9, 14), (1, 3, 5)

@@ -10,33 +10,27 @@ from s3bert.models.numerics import zero_padding
 from s3bert.models.smoother import Smoother
 
 
-# A singular value under this share of the largest is rounding: singular vectors there are anyone's choice.
+# A singular value under this share of the largest is float32's rounding: singular vectors there are anyone's choice.
 SMALLEST_SINGULAR_VALUE = 1e-5
 
 
 def incoherence(matrices: torch.Tensor, ranks: Iterable[int], lengths: torch.Tensor) -> dict[int, torch.Tensor]:
-    """mu of matrices (B, S, d) at each rank k, (B,): max(n / k max_i |W_k's row i|^2, d / k max_i |V_k's row i|^2), where W_k and V_k hold
-    the leading k left and right singular vectors. At least 1; n / k or d / k where one row or column stands alone; NaN for a matrix of
+    """mu of matrices (B, S, d) at each rank k, (B,): max(n / k max_i |W_k's row i|^2, d / k max_i |V_k's row i|^2), where W_k and V_k hold the
+    leading k left and right singular vectors. At least 1; n / k or d / k where one row or column stands alone; NaN for a matrix of
     lower rank.
 
-    V and the singular values s are those of the d x d Gram matrix X^T X = V s^2 V^T, and W = X V / s. This takes a hundredth of the time of
-    a decomposition of X. Squaring costs half the digits: in float64 a singular value of t times the largest is known to 1e-16 / t^2, a
-    millionth at `SMALLEST_SINGULAR_VALUE`, under which none is used.
-
     Args:
-        matrices: rows beyond a matrix's own are zero. lengths: its own rows n, (B,).
+        matrices: rows beyond a matrix's own are zero, and so are then those of W_k. lengths: its own rows n, (B,).
     """
-    matrices = matrices.cpu().double()
-    values, vectors = torch.linalg.eigh(matrices.transpose(1, 2) @ matrices)  # ascending
-    values, right = values.flip(1).clamp(min=0).sqrt(), vectors.flip(2)  # (B, d), (B, d, d)
-    left = matrices @ right / values[:, None].clamp(min=torch.finfo(torch.float64).tiny)  # (B, S, d)
+    lengths = lengths.cpu()
+    left, values, right = torch.linalg.svd(matrices.cpu().double(), full_matrices=False)  # (B, S, m), (B, m), (B, m, d)
+    vectors = left, right.transpose(1, 2)
     found = {}
     for rank in ranks:
-        rows, columns = (part[..., :rank].square().sum(2).amax(1) / rank for part in (left, right))  # (B,)
-        mu = torch.maximum(lengths.cpu() * rows, right.shape[1] * columns)
-        usable = (lengths.cpu() >= rank) & (values.shape[1] >= rank)
-        usable &= values[:, min(rank, values.shape[1]) - 1] > SMALLEST_SINGULAR_VALUE * values[:, 0]
-        found[rank] = mu.where(usable, torch.nan)
+        rows, columns = (part[..., :rank].square().sum(2).amax(1) / rank for part in vectors)  # (B,)
+        mu = torch.maximum(lengths * rows, matrices.shape[2] * columns)
+        whole = values[:, rank - 1 : rank] > SMALLEST_SINGULAR_VALUE * values[:, :1]  # (B, 1), or (B, 0) where k > m
+        found[rank] = mu.where(whole.any(1), torch.nan)
     return found
 
 

@@ -31,7 +31,7 @@ class ErrorArguments:
         help="what to measure: skyformer, nystrom, performer, linformer, skeleton_rows (S3's row attention)",
         default_factory=lambda: ["skyformer", "nystrom", "performer", "linformer", "skeleton_rows"],
     )
-    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [128, 256, 512])
+    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [64, 128, 256])
     sizes: list[int] = option(help="landmarks, features or rows; even", default_factory=lambda: [16, 32, 64, 128, 256])
     num_sequences: int = option(help="held-out sequences to measure on", default=8)
     seed: int = option(help="of the first values and of all that is drawn", default=0)
