@@ -109,7 +109,7 @@ def attention_inputs(model: PreTrainedModel, input_ids: torch.Tensor) -> list[He
 def approximation_errors(
     model: PreTrainedModel, input_ids: torch.Tensor, names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]
 ) -> dict[str, list[dict[str, float]]]:
-    """For each approximation a list of its errors by `length` and `size`, no size above its length: `mean` and standard deviation `std` over
+    """For each approximation a list of its errors by `length` and `size`, each size below the length: `mean` and standard deviation `std` over
     sequences, heads and layers, `count` of them. Draws come from torch's default generator.
 
     Args:
@@ -121,7 +121,7 @@ def approximation_errors(
         outputs = [F.scaled_dot_product_attention(*heads) for heads in layers]
         for name in names:
             for size in sizes:
-                if size <= length:
+                if size < length:
                     found = [
                         error
                         for heads, exact in zip(layers, outputs, strict=True)

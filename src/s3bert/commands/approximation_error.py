@@ -32,7 +32,9 @@ class ErrorArguments:
         default_factory=lambda: ["skyformer", "nystrom", "performer", "linformer", "skeleton_rows"],
     )
     lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [64, 128, 256])
-    sizes: list[int] = option(help="landmarks, features or rows; even", default_factory=lambda: [16, 32, 64, 128, 256])
+    sizes: list[int] = option(
+        help="landmarks, features or rows; even, and below the length", default_factory=lambda: [16, 32, 64, 128]
+    )
     num_sequences: int = option(help="held-out sequences to measure on", default=8)
     seed: int = option(help="of the first values and of all that is drawn", default=0)
 
@@ -45,6 +47,10 @@ class ErrorArguments:
         for name in ("lengths", "sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 2:
                 raise ValueError(f"{name} = {getattr(self, name)}: give numbers of at least 2.")
+        if min(self.sizes) >= min(self.lengths):
+            raise ValueError(
+                f"sizes = {self.sizes}: none is below the length {min(self.lengths)}, where it would approximate."
+            )
         if odd := [size for size in self.sizes if size % 2]:
             raise ValueError(f"sizes: {odd[0]} is odd; half of Skyformer's landmarks are queries. Give even numbers.")
         if self.num_sequences < 1:
@@ -57,7 +63,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:
     import numpy as np
     import torch
     from accelerate.utils import set_seed
-    from transformers import AutoModel
+    from transformers import AutoModelForMaskedLM
 
     from s3bert.analysis.approximation import approximation_errors
     from s3bert.data.corpus import Corpus, prepare_corpus
@@ -67,7 +73,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:
     folder, name, longest = Path(arguments.output_dir), arguments.model_name_or_path, max(arguments.lengths)
     text = CorpusArguments(arguments.dataset_name, tokenizer_name=name, max_seq_length=longest)
     corpus = Corpus.open(prepare_corpus(text, folder / "corpus"))
-    model = AutoModel.from_pretrained(name, dtype="float32")
+    model = AutoModelForMaskedLM.from_pretrained(name, dtype="float32")
     limits = {
         "blocks of this corpus": corpus.block_size,
         "positions of this model": model.config.max_position_embeddings,
@@ -87,7 +93,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:
     for weights in ("trained", "first values"):
         set_seed(arguments.seed)
         if weights == "first values":
-            model = AutoModel.from_config(model.config)
+            model = AutoModelForMaskedLM.from_config(model.config)
         errors[weights] = approximation_errors(
             model, input_ids, arguments.approximations, arguments.lengths, arguments.sizes
         )

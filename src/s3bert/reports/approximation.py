@@ -50,7 +50,7 @@ def plot_approximation(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> Non
     rows = [(name, weights, errors) for name, run in runs.items() for weights, errors in run["errors"].items()]
     lengths = sorted({point["length"] for _, _, errors in rows for points in errors.values() for point in points})
     size = (4 * len(lengths) + 2, 3.4 * len(rows))
-    figure, panels = subplots(len(rows), len(lengths), figsize=size, sharex=True, sharey=True, squeeze=False)
+    figure, panels = subplots(len(rows), len(lengths), figsize=size, sharex=True, sharey="row", squeeze=False)
     for row, (name, weights, errors) in zip(panels, rows, strict=True):
         for axes, length in zip(row, lengths, strict=True):
             for approximation, points in errors.items():
@@ -61,7 +61,8 @@ def plot_approximation(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> Non
             axes.set_yscale("log")
             axes.set(title=f"{name}, {weights}, {length} tokens")
             axes.grid(alpha=0.3)
-        row[0].set(ylabel="relative spectral-norm error")
+        lowest = min(point["mean"] for points in errors.values() for point in points)
+        row[0].set(ylabel="relative spectral-norm error", ylim=(lowest / 2, None))  # some bars reach below 0
         row[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     for axes in panels[-1]:
         axes.set(xlabel="landmarks, features or rows")
