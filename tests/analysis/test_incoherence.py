@@ -5,21 +5,16 @@ import math
 import pytest
 import torch
 
-from s3bert.analysis.incoherence import incoherence, token_incoherence
+from s3bert.analysis.incoherence import incoherence, incoherences, token_incoherence
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.modeling_lra import LraForSequenceClassification
-
-
-def mu(matrix: torch.Tensor, rank: int) -> float:
-    """Of one matrix without padding."""
-    return incoherence(matrix[None], [rank], torch.tensor([len(matrix)]))[rank].item()
 
 
 def test_one_token_that_stands_alone_is_the_most_incoherent_and_evenly_spread_tokens_the_least():
     spike = torch.zeros(8, 4)
     spike[3, 1] = 5.0
-    assert mu(spike, 1) == pytest.approx(8)
-    assert mu(torch.ones(8, 4), 1) == pytest.approx(1)
+    assert incoherence(spike, 1) == pytest.approx(8)
+    assert incoherence(torch.ones(8, 4), 1) == pytest.approx(1)
 
 
 def test_it_is_that_of_definition_1_written_out_for_each_matrix_down_to_the_smallest_singular_value():
@@ -30,7 +25,7 @@ def test_it_is_that_of_definition_1_written_out_for_each_matrix_down_to_the_smal
     for matrix, length in zip(matrices, lengths, strict=True):
         left, right = (torch.linalg.qr(torch.randn(n, n).double()).Q for n in (length, 5))
         matrix[:length] = left[:, :5] * torch.tensor([1.0, 0.3, 1e-2, 1e-3, 2e-5]).double() @ right.T
-    found = incoherence(matrices, ranks, torch.tensor(lengths))
+    found = incoherences(matrices, ranks, torch.tensor(lengths))
     for number, (matrix, length) in enumerate(zip(matrices, lengths, strict=True)):
         left, _, right = torch.linalg.svd(matrix[:length], full_matrices=False)
         for rank in ranks:
@@ -41,10 +36,12 @@ def test_it_is_that_of_definition_1_written_out_for_each_matrix_down_to_the_smal
 
 def test_a_rank_that_a_matrix_does_not_have_gives_nothing():
     matrix = torch.randn(9, 2) @ torch.randn(2, 5)
-    assert mu(matrix, 2) >= 1
-    assert math.isnan(mu(matrix, 3)), "of rank 2"
-    assert math.isnan(mu(matrix, 6)), "has 5 columns"
-    assert math.isnan(mu(torch.randn(2, 5), 3)), "has 2 rows"
+    assert incoherence(matrix, 2) >= 1
+    assert math.isnan(incoherence(matrix, 3)), "of rank 2"
+    with pytest.raises(ValueError, match=r"rank = 6: a matrix of \(9, 5\) has ranks 1 to 5"):
+        incoherence(matrix, 6)
+    short = incoherences(torch.stack([matrix, matrix]), [3, 6], torch.tensor([9, 9]))
+    assert all(values.isnan().all() for values in short.values()), "among many it is left out"
 
 
 def test_a_models_tokens_are_measured_layer_by_layer_without_padding_and_the_model_is_left_as_it_was():

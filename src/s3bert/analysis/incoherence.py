@@ -14,10 +14,21 @@ from s3bert.models.smoother import Smoother
 SMALLEST_SINGULAR_VALUE = 1e-5
 
 
-def incoherence(matrices: torch.Tensor, ranks: Iterable[int], lengths: torch.Tensor) -> dict[int, torch.Tensor]:
-    """mu of matrices (B, S, d) at each rank k, (B,): max(n / k max_i |W_k's row i|^2, d / k max_i |V_k's row i|^2), where W_k and V_k hold the
-    leading k left and right singular vectors. At least 1; n / k or d / k where one row or column stands alone; NaN for a matrix of
+def incoherence(matrix: torch.Tensor, rank: int) -> float:
+    """mu of a matrix (n, d) at a rank k: max(n / k max_i |W_k's row i|^2, d / k max_i |V_k's row i|^2), where W_k and V_k hold the
+    leading k left and right singular vectors. At least 1; n / k or d / k where one row or column stands alone; NaN where the matrix has a
     lower rank.
+
+    Raises:
+        ValueError: k is not between 1 and min(n, d).
+    """
+    if not 1 <= rank <= min(matrix.shape):
+        raise ValueError(f"rank = {rank}: a matrix of {tuple(matrix.shape)} has ranks 1 to {min(matrix.shape)}.")
+    return incoherences(matrix[None], [rank], torch.tensor([len(matrix)]))[rank].item()
+
+
+def incoherences(matrices: torch.Tensor, ranks: Iterable[int], lengths: torch.Tensor) -> dict[int, torch.Tensor]:
+    """`incoherence` of many matrices (B, S, d) at each rank, (B,); NaN for one of lower rank, too.
 
     Args:
         matrices: rows beyond a matrix's own are zero, and so are then those of W_k. lengths: its own rows n, (B,).
@@ -57,7 +68,7 @@ def token_incoherence(
         before = zero_padding(states, mask)
         after = zero_padding(smoother.fourier_convolution(before), mask)
         for when, tokens in (("before", before), ("after", after)):
-            for rank, values in incoherence(tokens, ranks, lengths).items():
+            for rank, values in incoherences(tokens, ranks, lengths).items():
                 kept = found.setdefault((when, rank, smoothers.index(smoother)), [])
                 kept += values[~values.isnan()].tolist()
 
