@@ -50,8 +50,9 @@ SMALL = {
     "glue": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 16",
     "prepare-lra": "--num_train 40 --num_val 10 --num_test 10",
     "lra": f"{_TRAINING} {_WIDTH} --max_seq_length 64 --max_train_samples 16 --max_eval_samples 8",
+    "analyse-lra": "--hidden_size 16 --max_seq_length 64 --num_inputs 8 --seed 1",
     "copy-task": f"{_TRAINING} {_WIDTH} --num_eval_batches 1",
-    "approximation": "--lengths 32 --sizes 4 8 --num_draws 2",
+    "approximation": "--lengths 32 --sizes 4 8 --num_sequences 2",
     "forecast": "--hidden_size 8 --num_hidden_layers 1 --num_train_epochs 1",
     "benchmark": f"--lengths 16 32 {_WIDTH} --num_attention_heads 2 --tokens_per_batch 64 --rounds 1 --min_seconds 0 --memory false",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from s3bert.commands import approximation_error, report_runs, run_forecasting, run_lra
+from s3bert.commands import report_runs, run_forecasting, run_lra
 from s3bert.reports.forecasting import forecast_overview
 from s3bert.tasks.listops import write_listops
 
@@ -24,7 +24,11 @@ def test_runs_are_added_and_the_page_is_regenerated_without_them(tmp_path):
     words = ["--config", str(SMOKE), "--data_dir", str(tmp_path / "data"), "--num_hidden_layers", "1"]
     mixers, errors = tmp_path / "runs/mixers", tmp_path / "runs/errors"
     results = run_lra.main([*words, "--mixer", "fourier", "linear:causal=false", "--output_dir", str(mixers)])
-    approximation_error.main(["--lengths", "8", "--sizes", "4", "--num_draws", "1", "--output_dir", str(errors)])
+    points = {"skyformer": [{"length": 8, "size": 4, "mean": 0.5, "std": 0.1, "count": 3}]}
+    content = {"title": "errors", "description": "Of what.", "errors": {"trained": points, "first values": points}}
+    errors.mkdir(parents=True)
+    (errors / "all_results.json").write_text(json.dumps(content))
+    (errors / "arguments.yaml").write_text("lengths: [8]\n")
     folder = tmp_path / "results/listops"
     text = report(folder, "--title", "ListOps", "--add", mixers)
     tests = [trial["metrics"]["test_accuracy"] for trial in results["variants"]["fourier"]["settings"][0]["trials"]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from reference import relative_error
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
@@ -21,7 +22,7 @@ from s3bert.data.shuffled import ShuffledBatches
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
-from s3bert.reports.lra import lra_table, published_value
+from s3bert.reports.lra import incoherence_table, published_value
 from s3bert.reports.published import published_accuracies
 from s3bert.tasks.listops import write_listops
 from s3bert.tasks.lra import LRA_TASKS, Examples, MaskedLraBatches
@@ -126,7 +127,7 @@ def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
         file.write("\n".join(json.dumps({"text": f"Review {i} \u2028 é", "label": i % 2}) for i in range(30)))
     for folder, output_dir, words, name in (
         (tmp_path / "data", "text", text, "crc32"),
-        (data, "text", [*text, "--instability"], "instability"),
+        (data, "text", [*text, "--instability_steps", "3"], "instability"),
         (data, "image", [*pixels, "--self_pretrain_epochs", "1"], "zero_is_padding = False, now it is True"),
     ):
         with pytest.raises(ValueError, match=f"was made with {name}"):
@@ -204,22 +205,54 @@ def test_the_defaults_of_a_mixer_are_the_settings_of_its_papers_accuracy(mixer):
 
 
 def test_self_pretraining_incoherence_and_instability_have_columns_of_their_own(data, tmp_path):
-    words = ["--self_pretrain_epochs", "1", "--incoherence", "--instability", "--hidden_size", "32", "--seed", "1"]
+    words = [
+        "--self_pretrain_epochs",
+        "1",
+        "--incoherence",
+        "--instability_steps",
+        "3",
+        "--hidden_size",
+        "32",
+        "--seed",
+        "1",
+    ]
     words += ["--num_warmup_steps", "100"]
     (result,) = run(data, tmp_path, *words)["variants"].values()
     assert (
         result["self_pretrained"]["settings"][0]["trials"][0]["metrics"]
         != result["settings"][0]["trials"][0]["metrics"]
     )
-    head, _, row = (tmp_path / "results.md").read_text().splitlines()[4:7]
-    titles = [title.strip() for title in head.split("|")[1:-1]]
-    assert titles[5:7] == ["test accuracy after self-pretraining", "incoherence after 16"]
-    assert titles[-2:] == ["instability after", "instability before"]
-    assert all(cell.strip() for cell in row.split("|")[1:-1])
+    lines = (tmp_path / "results.md").read_text().splitlines()
+    head, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[4:7])
+    assert head[-3:] == ["test accuracy after self-pretraining", "instability", "as a ratio to softmax's"]
+    assert all(row[:-1])
+    assert row[-1] == "", "softmax was not trained"
+    assert "| 1 | " in lines[-1], "a row for the layer"
     (log,) = tmp_path.glob("*/after-self-pretraining/trials/*/self-pretrained/log.jsonl")
     assert (log.parent / "model.safetensors").exists(), "who removes a trial removes this, too"
     rates = [record["learning_rate"] for record in map(json.loads, log.read_text().splitlines()) if "loss" in record]
     assert max(rates) > 5e-4, "a warm-up longer than these 8 steps is cut"
+
+
+def test_measuring_the_instability_changes_no_bit_of_a_training(data, tmp_path):
+    """With dropout, the norm per position and landmarks drawn at each step."""
+    words = ["--mixer", "s3:num_segments=4", "skyformer:num_landmarks=8", "softmax", "--max_train_steps", "6"]
+    words += ["--num_warmup_steps", "2"]
+    plain = run(data, tmp_path / "plain", *words)
+    measured = run(data, tmp_path / "measured", *words, "--instability_steps", "4")
+    kept = [file.relative_to(tmp_path / "plain") for file in (tmp_path / "plain").rglob("model.safetensors")]
+    assert len(kept) == 3
+    for file in kept:
+        before, after = (load_file(tmp_path / folder / file) for folder in ("plain", "measured"))
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    for label, result in plain["variants"].items():
+        for before, after in zip(result["settings"][0]["trials"], measured["variants"][label]["settings"][0]["trials"]):
+            assert 0 < after["metrics"].pop("instability") < 1e6
+            assert before["metrics"] == after["metrics"]
+    rows = [line.split("|") for line in (tmp_path / "measured/results.md").read_text().splitlines() if " ± " in line]
+    ratios = [row[-2].strip() for row in rows]
+    assert ratios[2] == "1 ± 0"
+    assert all("±" in ratio for ratio in ratios)
 
 
 def test_incoherence_stands_beside_the_papers_of_as_many_steps(data, tmp_path):
@@ -228,10 +261,13 @@ def test_incoherence_stands_beside_the_papers_of_as_many_steps(data, tmp_path):
     assert "published" not in (tmp_path / "results.md").read_text()
     for result in results["variants"].values():
         result["settings"][0]["trials"][0]["steps"] = 100
-    head, _, same, other = lra_table(results | {"length": 4096}).splitlines()
-    place = head.split("|").index(" incoherence before 16 ")
-    assert same.split("|")[place].endswith(", published 3.98 ")
-    assert float(other.split("|")[place]) >= 1, "other settings than the paper's"
+    head, _, *rows = incoherence_table(results | {"length": 4096}).splitlines()
+    place = head.split("|").index(" rank 16, before ")
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
+    assert [row[3] for row in cells] == ["all", "1", "", "all", "1"], "other settings than the paper's come last"
+    assert cells[2][2] == "published"
+    assert cells[2][place] == "3.98"
+    assert all(float(cells[number][place].split(" ± ")[0]) >= 1 for number in (0, 1, 3, 4))
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(None, 0.25), (0.5, 0.5), (0.0, 0.0)])
@@ -410,6 +446,7 @@ def test_a_file_damaged_anywhere_is_named(task, file, data, tmp_path):
         (["--mixer", "s3:segments=4"], "Mixer s3 has no setting 'segments'"),
         (["--vary", "s3"], "vary = 's3': there is r, s1, s2"),
         (["--mixer", "linear", "--incoherence"], "--incoherence looks into S3 alone"),
+        (["--instability_steps", "-1"], "instability_steps = -1: give 0 for none"),
         (["--self_pretrain_epochs", "-1"], "self_pretrain_epochs = -1.0"),
         (["--noise", "2"], "listops has no grey values"),
         (["--task_name", "image", "--noise", "2", "-2"], r"noise = \[2.0, -2.0\]: an amplitude is 0 for none, or more"),

@@ -1,5 +1,6 @@
 """The training loop: accumulation, kills, damaged checkpoints, full disks, several processes. Faults are real ones."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -72,8 +73,11 @@ def tokenizer() -> BertTokenizer:
     return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
 
 
-def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: float = 0.0, **settings):
-    """A small pretraining run, its first steps on half blocks; `slowness` seconds a step leave room to be killed in."""
+def pretrain(
+    output_dir: Path, model_settings: dict | None = None, slowness: float = 0.0, around: dict | None = None, **settings
+):
+    """A small pretraining run, its first steps on half blocks; `slowness` seconds a step leave room to be killed in; `around` holds
+    what `train` calls around steps."""
     settings = {"max_train_steps": 60, "logging_steps": 1, "save_steps": 3, "eval_steps": 5} | settings
     settings = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "num_warmup_steps": 2} | settings
     config = TrainingConfig(output_dir=str(output_dir), seed=7, report_to="none", **settings)
@@ -84,7 +88,8 @@ def pretrain(output_dir: Path, model_settings: dict | None = None, slowness: flo
     batches = MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, config.seed, short)
     if slowness:
         register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
-    return train(model, batches, config, MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10), tokenizer())
+    held_out = MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10)
+    return train(model, batches, config, held_out, tokenizer(), **around or {})
 
 
 def exact(records: list[dict]) -> list[dict]:
@@ -166,6 +171,36 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_it_taken(whole_run, tmp_pa
     assert f"Resuming from {before}" in caplog.text
     assert exact(result.history) == exact(read_log(whole_run / "log.jsonl"))
     assert validate_checkpoint(newest) is None, "the damaged checkpoint was written again"
+
+
+def test_what_is_measured_around_steps_is_logged_and_goes_on_after_a_cut(whole_run, tmp_path):
+    cut_at = 8
+
+    @contextlib.contextmanager
+    def length_of_step(step, model, batches):
+        before = model.cls.predictions.bias.detach().clone()
+        found = {}
+        yield found
+        torch.rand(3)  # no later step notices
+        if step == cut_at:
+            raise KeyboardInterrupt
+        if step < 11:
+            found |= {
+                "rows": len(batches[0]["input_ids"]),
+                "length": (model.cls.predictions.bias - before).norm().item(),
+            }
+
+    around = {"around_step": length_of_step}
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(tmp_path, around=around)
+    cut_at = 0
+    result = pretrain(tmp_path, around=around, resume_from_checkpoint="latest")
+    measured = [record for record in result.history if "length" in record]
+    assert [record["step"] for record in measured] == list(range(1, 11))
+    assert {record["rows"] for record in measured} == {8}, "of half a block"
+    assert [record["length"] > 0 for record in measured] == [False, *[True] * 9], "a warm-up begins at a rate of 0"
+    others = [record for record in result.history if "length" not in record]
+    assert exact(others) == exact(read_log(whole_run / "log.jsonl"))
 
 
 def test_a_flipped_byte_is_found_by_the_checksum(whole_run, tmp_path):

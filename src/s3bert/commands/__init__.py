@@ -31,6 +31,7 @@ COMMANDS = {
     "table3": Command("reproduce_table3"),
     "prepare-lra": Command("prepare_lra"),
     "lra": Command("run_lra"),
+    "analyse-lra": Command("analyse_lra"),
     "copy-task": Command("run_copy_task"),
     "approximation": Command("approximation_error"),
     "forecasting": Command("run_forecasting", "forecast"),

@@ -1,80 +1,116 @@
-"""Measures how close linear attentions come to the matrix they stand for.
+"""Measures how close linear attentions come to softmax attention inside a trained BERT.
 
-    s3bert approximation --output_dir runs/approximation
-    s3bert approximation --scale 0.5 --lengths 256 1024 --sizes 16 64 256 --output_dir runs/approximation-small
+    s3bert pretrain --config pretrain/bert-wikitext-2 --output_dir runs/bert
+    s3bert approximation --model_name_or_path runs/bert --dataset_name runs/bert/corpus --output_dir runs/approximation
 
-The measurement of Skyformer's Metric 1 (Chen et al., NeurIPS 2021), on Gaussian queries and keys: |C' - C| / |C| in the spectral norm,
-against sketch size and length, C the matrix that values are multiplied by. Skyformer stands for Kernelized Attention's matrix, Nystromformer and Performer for softmax
-attention's. (Linformer's projections are learnt, so a drawn one approximates nothing.) The paper draws queries and keys from models; Gaussian ones, whose spectrum decays slowest, are the hard case.
-The output folder gets `all_results.json`, `results.md` and `errors.png`.
+The measurement of Skyformer's Figure 1 (Chen et al., NeurIPS 2021): how far the approximation of softmax attention's output is from the
+output, in the spectral norm, against the approximation's size, with queries, keys and values that the model forms of held-out text. The
+same is measured with the model's first values, before any training. The output folder gets `all_results.json`, `results.md` and `errors.png`.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import option, parse_arguments, save_arguments
+from s3bert.arguments import close_match, option, parse_arguments, save_arguments
 from s3bert.commands import run
+from s3bert.data.arguments import CorpusArguments
 from s3bert.files import write_text
 
 
 @dataclass
 class ErrorArguments:
-    """Matrices: which, and of what size."""
+    """Model, text, and what to measure."""
 
     output_dir: str = option(help="folder of the results")
-    mixers: list[str] = option(
-        help="approximations to measure", default_factory=lambda: ["skyformer", "nystrom", "performer"]
+    model_name_or_path: str = option(help="a BERT with its tokenizer, as s3bert pretrain leaves it")
+    dataset_name: str = option(
+        help="text, as in s3bert pretrain, or a folder that s3bert prepare-corpus or a pretraining made; its held-out part is read"
     )
-    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [256, 512, 1024])
-    sizes: list[int] = option(help="landmarks or features", default_factory=lambda: [16, 32, 64, 128, 256])
-    head_size: int = option(help="channels of a head", default=32)
-    scale: float = option(help="standard deviation of queries and keys", default=1.0)
-    num_draws: int = option(help="draws of queries, keys and sketches at each length and size", default=5)
-    seed: int = option(help="of the first draw", default=0)
+    approximations: list[str] = option(
+        help="what to measure: skyformer, nystrom, performer, linformer, skeleton_rows (S3's row attention)",
+        default_factory=lambda: ["skyformer", "nystrom", "performer", "linformer", "skeleton_rows"],
+    )
+    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [64, 128, 256])
+    sizes: list[int] = option(
+        help="landmarks, features or rows; even, and below the length", default_factory=lambda: [16, 32, 64, 128]
+    )
+    num_sequences: int = option(help="held-out sequences to measure on", default=8)
+    seed: int = option(help="of the first values and of all that is drawn", default=0)
 
     def __post_init__(self):
         from s3bert.analysis.approximation import APPROXIMATIONS  # not at the top: `--help` has no need of torch
 
-        if unknown := [name for name in self.mixers if name not in APPROXIMATIONS]:
-            raise ValueError(f"mixers: {unknown[0]} approximates no matrix; there is {', '.join(APPROXIMATIONS)}.")
+        for name in self.approximations:
+            if name not in APPROXIMATIONS:
+                raise ValueError(f"approximations: unknown {name!r}.{close_match(name, APPROXIMATIONS)}")
         for name in ("lengths", "sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 2:
                 raise ValueError(f"{name} = {getattr(self, name)}: give numbers of at least 2.")
-        if self.num_draws < 1:
-            raise ValueError(f"num_draws = {self.num_draws}: give at least 1.")
+        if min(self.sizes) >= min(self.lengths):
+            raise ValueError(
+                f"sizes = {self.sizes}: none is below the length {min(self.lengths)}, where it would approximate."
+            )
+        if odd := [size for size in self.sizes if size % 2]:
+            raise ValueError(f"sizes: {odd[0]} is odd; half of Skyformer's landmarks are queries. Give even numbers.")
+        if self.num_sequences < 1:
+            raise ValueError(f"num_sequences = {self.num_sequences}: give at least 1.")
 
 
-def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
-    """Runs the command; returns the errors by approximation."""
+def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:
+    """Runs the command; returns the errors by weights and approximation."""
     (arguments,) = parse_arguments((ErrorArguments,), argv, __doc__)
-    from tqdm.auto import tqdm
+    import numpy as np
+    import torch
+    from accelerate.utils import set_seed
+    from transformers import AutoModelForMaskedLM
 
-    from s3bert.analysis.approximation import relative_error
-    from s3bert.reports.approximation import error_table, plot_approximation
+    from s3bert.analysis.approximation import approximation_errors
+    from s3bert.data.corpus import Corpus, prepare_corpus
+    from s3bert.experiments.pretraining import corpus_name
+    from s3bert.reports.approximation import approximation_tables, plot_approximation
 
-    measured = [(name, n, d) for name in arguments.mixers for n in arguments.lengths for d in arguments.sizes if d <= n]
-    errors: dict[str, list[dict]] = {name: [] for name in arguments.mixers}
-    for name, length, size in tqdm(measured, unit="error", disable=None):
-        draws = [
-            relative_error(name, size, length, arguments.head_size, arguments.scale, arguments.seed + draw)
-            for draw in range(arguments.num_draws)
-        ]
-        errors[name].append({"length": length, "size": size, "errors": draws})
-    folder = Path(arguments.output_dir)
+    folder, name, longest = Path(arguments.output_dir), arguments.model_name_or_path, max(arguments.lengths)
+    text = CorpusArguments(arguments.dataset_name, tokenizer_name=name, max_seq_length=longest)
+    corpus = Corpus.open(prepare_corpus(text, folder / "corpus"))
+    model = AutoModelForMaskedLM.from_pretrained(name, dtype="float32")
+    limits = {
+        "blocks of this corpus": corpus.block_size,
+        "positions of this model": model.config.max_position_embeddings,
+    }
+    for what, limit in limits.items():
+        if longest > limit:
+            raise ValueError(f"lengths = {arguments.lengths}: {what} end at {limit}; give lengths up to that.")
+    if corpus.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"The corpus has ids up to {corpus.vocab_size}, the model {model.config.vocab_size}: give --dataset_name its own text."
+        )
+    blocks = corpus.split("validation")
+    count = min(arguments.num_sequences, len(blocks))
+    places = np.arange(count) * len(blocks) // count  # all over the text
+    input_ids = torch.from_numpy(np.stack([blocks[place] for place in places]).astype(np.int64))
+    errors = {}
+    for weights in ("trained", "first values"):
+        set_seed(arguments.seed)
+        if weights == "first values":
+            model = AutoModelForMaskedLM.from_config(model.config)
+        errors[weights] = approximation_errors(
+            model, input_ids, arguments.approximations, arguments.lengths, arguments.sizes
+        )
+    config = model.config
+    content = {
+        "title": "error of approximations",
+        "description": f"|approximation - output| / |output| of softmax attention in the spectral norm, mean ± deviation over {count} sequences "
+        f"of {corpus_name(corpus)}, {config.num_attention_heads} heads and {config.num_hidden_layers} layers of a BERT of width "
+        f"{config.hidden_size}, by the approximation's size.",
+        "errors": errors,
+    }
     save_arguments(folder / "arguments.yaml", arguments)
-    title = "error of approximations"
-    description = (
-        f"|approximation - matrix| / |matrix| in the spectral norm, mean of {arguments.num_draws} draws of normal queries and keys "
-        f"of scale {arguments.scale:g} and size {arguments.head_size}, by sketch size."
-    )
-    text = error_table(errors)
-    write_text(folder / "results.md", f"# {title}\n\n{description}\n\n{text}\n")
-    content = {"title": title, "description": description, "errors": errors}
-    plot_approximation(folder / "errors.png", {title: content})
+    tables = "\n\n".join(approximation_tables(content))
+    write_text(folder / "results.md", f"# {content['title']}\n\n{content['description']}\n\n{tables}\n")
+    plot_approximation(folder / "errors.png", {content["title"]: content})
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
-    print(text)
-    print(f"\nTable, numbers and plot are in {folder}.")
+    print(f"{tables}\n\nTables, numbers and plot are in {folder}.")
     return errors
 
 

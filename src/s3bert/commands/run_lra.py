@@ -99,14 +99,14 @@ class LraArguments:
         default=0.0,
     )
     incoherence: bool = option(
-        help="measure how evenly the tokens of trained S3 models spread, before and after the Fourier convolution "
-        "(Table 14, after 100 steps: configs/lra/incoherence.yaml)",
+        help="measure how evenly the tokens of trained S3 models spread, before and after the Fourier convolution, over all "
+        "validation examples (Table 14, after 100 steps: configs/lra/incoherence.yaml)",
         default=False,
     )
-    instability: bool = option(
-        help="measure how far small noise on the weights moves the logits, before training and after it (Skyformer's "
-        "Table 3)",
-        default=False,
+    instability_steps: int = option(
+        help="measure, over so many of the first steps, how far a step's change of the weights moves the encoder's states "
+        "(Skyformer's Table 3: configs/lra/instability.yaml)",
+        default=0,
     )
     noise: list[float] = option(
         help="amplitudes of uniform noise on grey values, each a run (Table 5, after 5,000 steps: configs/lra/noise.yaml)",
@@ -145,6 +145,8 @@ class LraArguments:
             raise ValueError(f"noise: {self.task_name} has no grey values; take image or pathfinder.")
         if self.incoherence and {name for name, _ in mixers} != {"s3"}:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: --incoherence looks into S3 alone; leave --mixer out.")
+        if self.instability_steps < 0:
+            raise ValueError(f"instability_steps = {self.instability_steps}: give 0 for none, or more.")
         if self.self_pretrain_epochs < 0:
             raise ValueError(f"self_pretrain_epochs = {self.self_pretrain_epochs}: give 0 for none, or more.")
         if sum((self.ablate, self.vary is not None, bool(self.noise))) > 1:
@@ -211,7 +213,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "zero_is_padding": arguments.zero_is_padding,
         "group_by_length": arguments.group_by_length,
         "measure_incoherence": arguments.incoherence,
-        "measure_instability": arguments.instability,
+        "instability_steps": arguments.instability_steps,
     }
     for variant, config in zip(variants, configs):
         logger.info("%s on %s", variant.label, arguments.task_name)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-import numpy as np
 from accelerate.utils import set_seed
 
 from s3bert.analysis.incoherence import token_incoherence
-from s3bert.analysis.instability import instability
+from s3bert.analysis.instability import Instability
 from s3bert.data.shuffled import ShuffledBatches
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
@@ -78,14 +78,15 @@ def run_variant(
     group_by_length: bool = False,
     pretrain_epochs: float = 0.0,
     measure_incoherence: bool = False,
-    measure_instability: bool = False,
+    instability_steps: int = 0,
 ) -> list[Setting]:
     """Trains the grid's trials of one encoder on a task; their metrics include `test_accuracy` and `test_loss`.
 
     Args:
         splits: the task's examples; `noise` is added to their grey values, and their ids are shifted unless `zero_is_padding`.
         pretrain_epochs: of masked-token prediction on the training inputs before each trial.
-        measure_incoherence, measure_instability: of the trained model, for further metrics.
+        measure_incoherence: of the trained model's tokens, over the validation split. instability_steps: first steps of each trial whose
+            instability is measured. Both give further metrics.
     """
     checksums = {name: examples.checksum() for name, examples in splits.items()}
     if noise:
@@ -105,23 +106,24 @@ def run_variant(
             model = LraForSequenceClassification.from_pretrained(start, config=config)
         else:
             model = LraForSequenceClassification(config)
-        sample = splits["validation"].batch(np.arange(min(16, len(splits["validation"]))))["input_ids"]
-        probes = {"instability_before": instability(model.eval(), sample)} if measure_instability else {}
         batches = ShuffledBatches(at_hand["train"], trial.sequences_per_step, trial.seed, group_by_length)
-        validation = LraEvaluation(at_hand["validation"], trial.per_device_eval_batch_size)
+        size = trial.per_device_eval_batch_size
+        validation = LraEvaluation(at_hand["validation"], size)
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
-        result = train(model, batches, trial, validation)
-        result = with_test_metrics(result, model, LraEvaluation(at_hand["test"], trial.per_device_eval_batch_size))
-        sample = sample.to(model.device)
-        if measure_instability:
-            probes["instability_after"] = instability(model, sample)
+        result = train(model, batches, trial, validation, around_step=Instability(instability_steps))
+        result = with_test_metrics(result, model, LraEvaluation(at_hand["test"], size))
+        probes = {}
+        if scores := [record["instability"] for record in result.history if "instability" in record]:
+            probes["instability"] = mean(scores)
         if measure_incoherence:
-            probes |= token_incoherence(model, sample)
+            rows = [validation.order[i : i + size] for i in range(0, len(validation.order), size)]
+            inputs = (at_hand["validation"].batch(chosen)["input_ids"].to(model.device) for chosen in rows)
+            probes |= token_incoherence(model, inputs)
         return replace(result, metrics=result.metrics | probes)
 
     rows = {name: len(examples) for name, examples in splits.items()}
     identity = {"task": task, "rows": rows, "noise": noise, "model": config_identity(config)}
     identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": zero_is_padding}
     identity["group_by_length"] = group_by_length
-    identity |= {"crc32": checksums, "incoherence": measure_incoherence, "instability": measure_instability}
+    identity |= {"crc32": checksums, "incoherence": measure_incoherence, "instability": instability_steps}
     return run_grid(grid, identity, train_trial)

@@ -4,7 +4,9 @@ A run is what `s3bert lra` or `s3bert copy-task` keeps in its `all_results.json`
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -33,7 +35,7 @@ def write_report(folder: Path, run: Run) -> None:
         run: `title`, `description` (what was trained on what, in a sentence), `variants` by label, as `grid.grid_results` gives them.
             Long Range Arena's also have `task`, `comparison` and `length`, and their variants `mixer`, `mixer_settings` and `noise`.
     """
-    write_text(folder / "results.md", f"# {run['title']}\n\n{run['description']}\n\n{lra_table(run)}\n")
+    write_text(folder / "results.md", "\n\n".join([f"# {run['title']}", *_parts(run)]) + "\n")
     plot_learning_curves(folder / "curves.png", {run["title"]: run})
     write_text(folder / "all_results.json", json.dumps(run, indent=1) + "\n")
 
@@ -42,7 +44,7 @@ def lra_sections(runs: Mapping[str, Run]) -> list[str]:
     """A section for each run, by name; then what the papers print after longer schedules, in a table of its own."""
     sections = []
     for name, run in runs.items():
-        sections += [f"## {name}", run["description"], lra_table(run)]
+        sections += [f"## {name}", *_parts(run)]
         if steps := steps_table(run):
             sections += ["Validation accuracy, and loss in nats, by optimiser step:", steps]
     papers = {
@@ -59,6 +61,18 @@ def lra_sections(runs: Mapping[str, Run]) -> list[str]:
             table(["", "test accuracy, or its change"], [[label, value] for label, value in papers.items()]),
         ]
     return sections
+
+
+def _parts(run: Run) -> list[str]:
+    """What is told of a run: its description and its tables."""
+    tables = [lra_table(run)]
+    if incoherence := incoherence_table(run):
+        tables += [
+            "Incoherence of the tokens before and after the Fourier convolution, by rank: means over sequences, of a layer ± their "
+            "standard deviation.",
+            incoherence,
+        ]
+    return [run["description"], *tables]
 
 
 def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
@@ -132,14 +146,14 @@ def lra_table(run: Run) -> str:
     if any("self_pretrained" in result for result in results.values()):
         head.append("test accuracy after self-pretraining")
     trials = [trial for result in results.values() for setting in result["settings"] for trial in setting["trials"]]
-    probes = ("incoherence", "instability")
-    measures = sorted({name for trial in trials for name in trial["metrics"] if name.startswith(probes)})
+    has_instability = any("instability" in trial["metrics"] for trial in trials)
+    if has_instability:
+        head += ["instability", "as a ratio to softmax's"]
     rows = []
     wholes = results[against]["settings"] if against in results else []
     base = {whole["name"]: mean(tests) for whole in wholes if (tests := _percentages(whole, "test_accuracy"))}
     for name, result in results.items():
         after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
-        papers = published_incoherence(run["task"], result["mixer_settings"]) if _has_incoherence(run, name) else {}
         for setting in result["settings"]:
             tests = _percentages(setting, "test_accuracy")
             row = [name, setting["name"], _spread(tests)]
@@ -151,12 +165,49 @@ def lra_table(run: Run) -> str:
             row += [", ".join(f"{value:.2f}" for value in tests), _spread(_percentages(setting, "accuracy"))]
             if "self_pretrained" in result:
                 row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
-            for measure in measures:
-                values = [trial["metrics"][measure] for trial in setting["trials"] if measure in trial["metrics"]]
-                beside = f", published {papers[measure]}" if measure in papers else ""
-                row.append(f"{mean(values):.3g}{beside}" if values else "")
+            if has_instability:
+                row += _instability(setting, results)
             rows.append(row)
-    return table([*head, *(name.replace("_", " ") for name in measures)], rows)
+    return table(head, rows)
+
+
+def _instability(setting: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+    """A setting's instability score, and its ratio to softmax attention's, seed by seed; each with mean and deviation over seeds."""
+    softmax = [
+        other
+        for result in results.values()
+        if result["mixer"] == "softmax" and not result["mixer_settings"]
+        for other in result["settings"]
+        if other["name"] == setting["name"]
+    ]
+    yardstick = {trial["seed"]: trial["metrics"].get("instability") for other in softmax for trial in other["trials"]}
+    scores = {trial["seed"]: trial["metrics"].get("instability") for trial in setting["trials"]}
+    scores = {seed: score for seed, score in scores.items() if score}
+    ratios = [score / yardstick[seed] for seed, score in scores.items() if yardstick.get(seed)]
+    return [_digits(list(scores.values())), _digits(ratios)]
+
+
+def incoherence_table(run: Run) -> str:
+    """A Markdown table of a run's `token_incoherence`: a row for all layers and one for each, means over seeds; "" where it was not measured.
+    The paper's stands under runs like its own."""
+    titles: dict[str, str] = {}
+    rows = []
+    for name, result in run["variants"].items():
+        for setting in result["settings"]:
+            metrics = [trial["metrics"] for trial in setting["trials"] if trial["metrics"]]
+            found = [re.fullmatch(r"(incoherence_(before|after)_(\d+))(|_layer_\d+)", key) for key in chain(*metrics)]
+            titles |= {match[1]: f"rank {match[3]}, {match[2]}" for match in found if match}
+            for layer in dict.fromkeys(match[4] for match in found if match):
+                row = [name, setting["name"], layer.removeprefix("_layer_") or "all"]
+                for measure in titles:
+                    values = [each[measure + layer] for each in metrics]
+                    spreads = [each[f"{measure}{layer}_std"] for each in metrics] if layer else []
+                    row.append(f"{mean(values):.2f}" + (f" ± {mean(spreads):.2f}" if spreads else ""))
+                rows.append(row)
+        papers = published_incoherence(run["task"], result["mixer_settings"]) if _has_incoherence(run, name) else {}
+        if papers:
+            rows.append([name, "published", "", *(f"{papers[measure]:.2f}" for measure in titles)])
+    return table(["", "setting", "layer", *titles.values()], rows) if titles else ""
 
 
 def steps_table(run: Run) -> str:
@@ -218,6 +269,11 @@ def _spread(values: Sequence[float]) -> str:
     if not values:
         return "failed"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _digits(values: list[float]) -> str:
+    """Mean and deviation in three digits."""
+    return f"{mean(values):.3g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "") if values else ""
 
 
 def _has_curves(run: Run) -> bool:

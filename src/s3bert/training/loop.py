@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ logger = logging.getLogger(__name__)
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
+# Called with a step's number, the model and the step's micro-batches, a context around the step; the numbers it gives are logged.
+AroundStep = Callable[[int, nn.Module, list[dict[str, torch.Tensor]]], AbstractContextManager[dict[str, float]]]
+
+
 @dataclass
 class TrainingResult:
     """How a run ended: its last step, the metrics of its last and best evaluation, and every log record."""
@@ -91,6 +96,7 @@ def train(
     config: TrainingConfig,
     evaluate: Callable[[nn.Module, Accelerator], dict[str, float]] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    around_step: AroundStep = lambda *_: contextlib.nullcontext({}),
 ) -> TrainingResult:
     """Trains `model` in place, logs, evaluates, saves checkpoints, and leaves the finished model in `output_dir`.
 
@@ -101,6 +107,8 @@ def train(
         batches: global batches of `config.sequences_per_step` sequences.
         evaluate: called on every process, model in evaluation mode; its metrics are logged as `eval_<name>`.
         tokenizer: saved beside the model.
+        around_step: measures steps; what it finds becomes a log record of the step, and its time counts as training's. It leaves the
+            model as the step left it. Whatever it draws from torch's default generator, no later step notices.
 
     Raises:
         ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run.
@@ -108,7 +116,7 @@ def train(
         OSError: a checkpoint could not be written; the earlier ones are whole.
     """
     with deterministic_algorithms() if config.deterministic else contextlib.nullcontext():
-        return _Run(model, batches, config, evaluate, tokenizer).train()
+        return _Run(model, batches, config, evaluate, tokenizer, around_step).train()
 
 
 @contextlib.contextmanager
@@ -131,8 +139,9 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 class _Run:
-    def __init__(self, model, batches, config, evaluate, tokenizer):
+    def __init__(self, model, batches, config, evaluate, tokenizer, around_step):
         self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
+        self.around_step = around_step
         self.output_dir = Path(config.output_dir)
         process_state()
         transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint written, across the run's own
@@ -207,8 +216,12 @@ class _Run:
         stopped, clock = False, time.perf_counter()
         with contextlib.closing(ahead(loader, pin_memory=self.accelerator.device.type == "cuda")) as steps:
             for parts, tokens in steps:
-                self._step(parts)
+                inputs = [batch for batch, _ in parts]
+                with self.around_step(progress.step + 1, self.plain_model, inputs) as found:
+                    self._step(parts)
                 progress.step += 1
+                if found:
+                    self._write({"step": progress.step} | found)
                 progress.tokens += tokens
                 progress.window_tokens += tokens
                 progress.window_steps += 1
