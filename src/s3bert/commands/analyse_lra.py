@@ -14,11 +14,11 @@ cut to one length, the median of the validation examples'. The output folder get
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from typing import Any
 
 from s3bert.arguments import close_match, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
-from s3bert.files import table, write_text
+from s3bert.files import write_text
 
 
 @dataclass
@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
     from s3bert.analysis.variance_shares import settle_statistics, variance_shares
     from s3bert.experiments.lra import build_config
     from s3bert.models.modeling_lra import LraForSequenceClassification
+    from s3bert.reports.variance_shares import variance_tables
     from s3bert.tasks.lra import LRA_TASKS
 
     task = LRA_TASKS[arguments.task_name]
@@ -98,44 +99,18 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
             results[label].append(variance_shares(encoder, input_ids, size))
     for label, model in trained.items():
         results[label] = [variance_shares(model.encoder, input_ids, size)]
-    content = {
+    content: dict[str, Any] = {
         "title": f"{arguments.task_name}: shares of variance",
         "description": f"{len(input_ids)} validation inputs of {length:,} tokens; means and deviations over seeds.",
         "measures": results,
     }
     folder = Path(arguments.output_dir)
     save_arguments(folder / "arguments.yaml", arguments)
-    tables = f"{content['description']}\n\n{model_table(results)}\n\n{layer_table(results)}"
+    tables = "\n\n".join(variance_tables(content))
     write_text(folder / "results.md", f"# {content['title']}\n\n{tables}\n")
     write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
     print(f"{tables}\n\nTables and numbers are in {folder}.")
     return results
-
-
-def model_table(results: dict[str, list[dict]]) -> str:
-    """A Markdown table of what is measured of whole models."""
-    names = ["landmark_tokens", "landmark_share", "other_share", "pooled_rank"]
-    rows = [[label, *(_spread(seeds, name) for name in names)] for label, seeds in results.items()]
-    return table(["", *(name.replace("_", " ") for name in names)], rows)
-
-
-def layer_table(results: dict[str, list[dict]]) -> str:
-    """A Markdown table of what is measured of layers."""
-    layers = [(label, seeds, number) for label, seeds in results.items() for number in range(len(seeds[0]["layers"]))]
-    names = list(dict.fromkeys(name for _, seeds, number in layers for name in seeds[0]["layers"][number]))
-    rows = []
-    for label, seeds, number in layers:
-        measures = [seed["layers"][number] for seed in seeds]
-        rows.append([label, str(number + 1), *(_spread(measures, name) for name in names)])
-    return table(["", "layer", *(name.replace("_", " ") for name in names)], rows)
-
-
-def _spread(measures: list[dict], name: str) -> str:
-    """Mean and deviation over seeds; "" for what is not there."""
-    values = [each[name] for each in measures if name in each]
-    if not values:
-        return ""
-    return f"{mean(values):.3g}" + (f" ± {stdev(values):.1g}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from .approximation import approximation_headline, approximation_sections, plot_
 from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .lra import lra_headline, lra_sections, plot_learning_curves
 from .table3 import plot_comparison, table3_headline, table3_sections
+from .variance_shares import plot_variance, variance_headline, variance_sections
 
 
 Runs = Mapping[str, Mapping[str, Any]]
@@ -41,6 +42,7 @@ REPORTS = {
     "models": Report(table3_sections, plot_comparison, table3_headline),
     "speed": Report(speed_sections, plot_speeds, speed_headline),
     "errors": Report(approximation_sections, plot_approximation, approximation_headline),
+    "measures": Report(variance_sections, plot_variance, variance_headline),
 }
 _RESULTS = ("all_results.json", "results.json", "report/results.json")
 
