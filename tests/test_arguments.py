@@ -1,12 +1,18 @@
 """Arguments from YAML and the command line."""
 
-from dataclasses import dataclass
+import importlib
+import math
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import pytest
 
-from s3bert import S3BertConfig
+import s3bert
+from s3bert import S3BertConfig, arguments
 from s3bert.arguments import (
     RECIPES,
     find_recipe,
@@ -16,6 +22,7 @@ from s3bert.arguments import (
     parse_arguments,
     save_arguments,
 )
+from s3bert.training.arguments import GridConfig
 
 
 @dataclass
@@ -172,3 +179,47 @@ def test_a_recipe_is_found_by_name_from_anywhere_and_a_file_comes_first(tmp_path
     assert find_recipe("lra/text") == Path("lra/text")
     with pytest.raises(FileNotFoundError, match="Did you mean lra/listops"):
         find_recipe("lra/listop")
+
+
+def argument_classes() -> list[type]:
+    """Every dataclass of options, of all commands."""
+    found = {}
+    for module in pkgutil.walk_packages(s3bert.__path__, "s3bert."):
+        if module.name.startswith("s3bert.commands.") or module.name.endswith((".arguments", ".budget")):
+            for kind in vars(importlib.import_module(module.name)).values():
+                if is_dataclass(kind) and any("help" in entry.metadata for entry in fields(kind)):
+                    found[kind] = None
+    return list(found)
+
+
+def numbers(kind: type) -> Iterator[Field]:
+    """Its fields that hold a number, or several."""
+    for entry in fields(kind):
+        hint = get_type_hints(kind)[entry.name]
+        if {int, float} & {hint, *get_args(hint)}:
+            yield entry
+
+
+@pytest.mark.parametrize("kind", argument_classes(), ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_every_number_of_every_command_has_a_range_and_keeps_to_it(kind):
+    assert issubclass(kind, arguments.Arguments)
+    required = {entry.name: "x" for entry in fields(kind) if entry.default is entry.default_factory is MISSING}
+    for entry in numbers(kind):
+        assert "range" in entry.metadata, f"{entry.name} has no range"
+        allowed = entry.metadata["range"]
+        outside = {math.nan, math.inf, -math.inf, allowed.above, allowed.below}
+        outside |= {bound + step for bound, step in ((allowed.least, -1), (allowed.most, 1)) if bound is not None}
+        for value in outside - {None}:
+            given = [value] if entry.default_factory is not MISSING else value
+            with pytest.raises(
+                ValueError, match=rf"^{entry.name} = {re.escape(str(value))}: must be {re.escape(str(allowed))}"
+            ):
+                kind(**required | {entry.name: given})
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        for value in default if isinstance(default, list) else [default]:
+            assert value is None or value is MISSING or value in allowed, f"{entry.name}'s own default"
+
+
+def test_a_list_that_has_values_by_default_is_not_emptied():
+    with pytest.raises(ValueError, match="learning_rate: give at least one value"):
+        GridConfig("x", learning_rate=[])

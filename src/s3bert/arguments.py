@@ -9,13 +9,14 @@ import argparse
 import difflib
 import inspect
 import logging
+import math
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -55,9 +56,62 @@ _INSTEAD = {
 }
 
 
-def option(*, help: str, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
-    """A field of a dataclass that is an argument of a command; required without a default."""
-    return field(default=default, default_factory=default_factory, metadata={"help": help})
+class Range(NamedTuple):
+    """The numbers that an option may have: `least` to `most`, both included, or `above` and `below` one, which are not."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: object) -> bool:
+        return (
+            isinstance(value, int | float)
+            and math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        names = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(
+            f"{name} {bound:,g}" if bound < 1e6 else f"{name} {bound:,}"
+            for name, bound in names.items()
+            if bound is not None
+        )
+
+
+def option(*, help: str, default: Any = MISSING, default_factory: Any = MISSING, **bounds: float) -> Any:
+    """A field of a dataclass that is an argument of a command; required without a default.
+
+    Args:
+        bounds: of a number, or of each number of a list: those of `Range`.
+    """
+    metadata = {"help": help} | ({"range": Range(**bounds)} if bounds else {})
+    return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
+class Arguments:
+    """The base of the commands' dataclasses. Numbers lie in the ranges of their options.
+
+    Raises:
+        ValueError: a number does not, or is not finite; a list that has values by default has none.
+    """
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):  # type: ignore[arg-type]  # of its subclasses, which are dataclasses
+            value = getattr(self, entry.name)
+            if value == [] and entry.default_factory is not MISSING and entry.default_factory():
+                raise ValueError(f"{entry.name}: give at least one value.")
+            allowed = entry.metadata.get("range")
+            if allowed is None:
+                continue
+            for number in value if isinstance(value, list) else [value]:
+                if number is not None and number not in allowed:
+                    left_out = "; leave it out for the default" if entry.default is None else ""
+                    raise ValueError(f"{entry.name} = {number}: must be {allowed}{left_out}.")
 
 
 def close_match(name: str, known: Iterable[str]) -> str:
@@ -155,19 +209,19 @@ def _parser(argument_classes: tuple[type, ...], description: str | None) -> argp
         for entry in fields(argument_class):
             required = entry.default is MISSING and entry.default_factory is MISSING
             default = entry.default if entry.default_factory is MISSING else entry.default_factory()
-            shown = " (required)" if required else _default_in_words(default)
-            text = entry.metadata["help"] + shown
+            notes = ["required" if required else _default_in_words(default), str(entry.metadata.get("range", ""))]
+            text = f"{entry.metadata['help']} ({'; '.join(filter(None, notes))})".removesuffix(" ()")
             group.add_argument(f"--{entry.name}", help=text, required=required, **_kind(types[entry.name]))
     return parser
 
 
 def _default_in_words(default: Any) -> str:
-    """' (default: ...)', where it says something."""
+    """'default: ...', where it says something."""
     if default is None or default is False or default in ([], ""):
         return ""
     values = default if isinstance(default, list) else [default]
     text = " ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
-    return f" (default: {text})".replace("%", "%%")
+    return f"default: {text}".replace("%", "%%")
 
 
 def _kind(hint: Any) -> dict[str, Any]:

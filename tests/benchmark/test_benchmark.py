@@ -282,7 +282,7 @@ def test_more_measurements_can_be_added_but_not_of_other_settings(smoke):
         (["--hidden_size", "30"], "num_attention_heads = 4 does not divide hidden_size = 30"),
         (["--hidden_size", "36"], "num_segments = 8 does not divide hidden_size = 36"),
         (["--lengths", "0"], "lengths = 0: must be at least 1"),
-        (["--padding", "1"], "padding = 1.0: give a share of the batch, from 0 to under 1"),
+        (["--padding", "1"], "padding = 1.0: must be at least 0 and below 1"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(words, message, tmp_path):

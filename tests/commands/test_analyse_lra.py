@@ -40,7 +40,7 @@ def test_new_and_trained_models_are_measured_on_inputs_of_the_median_length(data
         (["--task_name", "lisstops", "--mixer", "s3"], "Unknown task 'lisstops'. Did you mean listops"),
         (["--task_name", "listops"], "Name what to measure"),
         (["--task_name", "listops", "--mixer", "linear"], "mixer = linear: only S3 has landmark tokens"),
-        (["--task_name", "listops", "--mixer", "s3", "--num_inputs", "1"], "num_inputs = 1: a variance needs"),
+        (["--task_name", "listops", "--mixer", "s3", "--num_inputs", "1"], "num_inputs = 1: must be at least 2"),
         (["--task_name", "listops", "--mixer", "s3:segments=4"], "Mixer s3 has no setting 'segments'"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_landmark_or_a_row_for_each_token_is_exact_and_features_come_close_by_
     ("words", "message"),
     [
         (["--approximations", "linforme"], "approximations: unknown 'linforme'. Did you mean linformer"),
-        (["--sizes", "1"], "sizes = \\[1\\]: give numbers of at least 2"),
+        (["--sizes", "1"], "sizes = 1: must be at least 2"),
         (["--sizes", "32", "64"], "sizes = \\[32, 64\\]: none is below the length 32"),
         (["--sizes", "4", "7"], "sizes: 7 is odd"),
         (["--num_sequences", "0"], "num_sequences = 0"),

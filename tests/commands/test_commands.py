@@ -222,7 +222,7 @@ def test_a_streamed_corpus_trains_and_resumes_to_the_last_digit(tmp_path):
         (["--model_type", "s3bert", "--config_overrides", "num_segments=7"], "num_segments = 7"),
         (["--model_type", "bert", "--mlm_probability", "15"], "mlm_probability = 15"),
         (["--model_type", "bert", "--short_seq_length", "5"], "short_seq_length = 5: blocks of 32 tokens are cut into 2, 4, 8, 16"),
-        (["--model_type", "bert", "--short_seq_length", "8", "--short_seq_share", "2"], "short_seq_share = 2.0: a share lies between"),
+        (["--model_type", "bert", "--short_seq_length", "8", "--short_seq_share", "2"], "short_seq_share = 2.0: must be above 0 and at most 1"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, tmp_path):

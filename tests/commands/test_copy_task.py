@@ -65,7 +65,7 @@ def test_a_causal_mixer_learns_to_copy(tmp_path):
         (["--mixer", "fmm:bandwidth"], "settings are name=value"),
         (["--mixer", "softmax", "fmm:bandwith=3", "--max_train_steps", "1"], "Mixer fmm has no setting 'bandwith'"),
         (["--length", "127"], "length = 127: two separators"),
-        (["--num_symbols", "0"], "num_symbols = 0: give at least 1"),
+        (["--num_symbols", "0"], "num_symbols = 0: must be at least 1"),
         ([], "give --max_train_steps"),
     ],
 )

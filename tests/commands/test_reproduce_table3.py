@@ -175,7 +175,7 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
         (["--num_processes", "64"], "num_processes = 64: this machine has"),
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
         (["--glue_config", "nowhere.yaml"], "glue_config: 'nowhere.yaml' is not a file"),
-        (["--warmup_shares", "0.1", "2"], "warmup_shares = 2.0: a share lies between 0 and 1"),
+        (["--warmup_shares", "0.1", "2"], "warmup_shares = 2.0: must be at least 0 and at most 1"),
         (["--task_name", "none", "cola"], "task_name = none cola: give none, or tasks"),
     ],
 )

@@ -289,8 +289,11 @@ def test_the_first_rows_are_held_out_where_there_is_no_validation_split(document
         ({"dataset_name": "a", "train_file": "b"}, "either dataset_name"),
         ({"dataset_name": "a + b", "dataset_config_name": "c"}, "NAME:CONFIG"),
         ({"dataset_name": "synthetic", "max_seq_length": 2}, "at least 8"),
-        ({"dataset_name": "synthetic", "validation_split_percentage": 100}, r"0\.\.99"),
-        ({"dataset_name": "synthetic", "max_train_samples": 0}, "max_train_samples 0 must be at least 1"),
+        (
+            {"dataset_name": "synthetic", "validation_split_percentage": 100},
+            "validation_split_percentage = 100: must be at least 0 and below 100",
+        ),
+        ({"dataset_name": "synthetic", "max_train_samples": 0}, "max_train_samples = 0: must be at least 1"),
         ({"dataset_name": "synthetic", "vocab_size": 40}, r"vocab_size 40 is too small .* at least \d+"),
         ({"train_file": "./nowhere.txt"}, "no file, folder or match"),
         ({"dataset_name": "synthetic", "tokenizer_name": "./no-tokenizer"}, "no tokenizer"),

@@ -20,9 +20,9 @@ def test_a_warm_up_is_a_number_of_steps_or_a_share_of_all(warmup, steps):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_warmup_steps": -1}, "num_warmup_steps = -1: give a whole number of steps, or a share"),
+        ({"num_warmup_steps": -1}, "num_warmup_steps = -1: must be at least 0"),
         ({"num_warmup_steps": 2.5}, "num_warmup_steps = 2.5: give a whole number"),
-        ({"max_train_steps": -1}, "max_train_steps = -1: must be at least 1; leave it out"),
+        ({"max_train_steps": -1}, "max_train_steps = -1: must be at least 1; leave it out for the default"),
         ({"logging_steps": 0}, "logging_steps = 0: must be at least 1"),
     ],
 )

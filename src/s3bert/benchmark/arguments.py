@@ -3,64 +3,72 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from s3bert.arguments import close_match, option
+from s3bert.arguments import Arguments, close_match, option
 
 
 @dataclass
-class EncoderSize:
+class EncoderSize(Arguments):
     """Encoders: what all of them share."""
 
-    hidden_size: int = option(help="width", default=256)
-    num_hidden_layers: int = option(help="layers", default=4)
-    num_attention_heads: int = option(help="heads", default=4)
-    intermediate_size: int = option(help="width of the feed-forward", default=1024)
-    vocab_size: int = option(help="word pieces; few, so that their table does not drown the rest", default=1024)
-    dropout: float = option(help="rate of every dropout of a model", default=0.0)
-    num_segments: int = option(help="S3BERT's r", default=8)
-    num_row_samples: int = option(help="S3BERT's s1", default=8)
-    num_column_samples: int = option(help="S3BERT's s2", default=8)
+    hidden_size: int = option(least=1, help="width", default=256)
+    num_hidden_layers: int = option(least=1, help="layers", default=4)
+    num_attention_heads: int = option(least=1, help="heads", default=4)
+    intermediate_size: int = option(least=1, help="width of the feed-forward", default=1024)
+    vocab_size: int = option(
+        least=2, help="word pieces; few, so that their table does not drown the rest", default=1024
+    )
+    dropout: float = option(least=0, below=1, help="rate of every dropout of a model", default=0.0)
+    num_segments: int = option(least=1, help="S3BERT's r", default=8)
+    num_row_samples: int = option(least=1, help="S3BERT's s1", default=8)
+    num_column_samples: int = option(least=1, help="S3BERT's s2", default=8)
     smoother_norm: Literal["batch", "layer"] = option(help="S3BERT's norm in the smoother", default="batch")
     dtype: Literal["float32", "bfloat16", "float16"] = option(help="of weights and activations", default="float32")
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("num_attention_heads", "num_segments"):
-            if getattr(self, name) < 1 or self.hidden_size % getattr(self, name):
+            if self.hidden_size % getattr(self, name):
                 raise ValueError(f"{name} = {getattr(self, name)} does not divide hidden_size = {self.hidden_size}.")
 
 
 @dataclass
-class BenchmarkConfig:
+class BenchmarkConfig(Arguments):
     """Measurements: of what, on which batches and how often."""
 
     models: list[str] = option(
         help="names; a wrong one lists them. By default all but lra-*, the mixers in Long Range Arena's encoder",
         default_factory=list,
     )
-    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [128, 512, 2048])
+    lengths: list[int] = option(least=1, help="tokens of a sequence", default_factory=lambda: [128, 512, 2048])
     modes: list[str] = option(
         help="inference: forward; training: forward and backward; training_step: with clipping and AdamW",
         default_factory=lambda: ["inference", "training"],
     )
     baseline: str = option(help="the model the others' speeds are divided by", default="bert")
-    tokens_per_batch: int = option(help="sequences of a batch times their length; one sequence at least", default=4096)
-    batch_size: int | None = option(help="sequences of a batch at every length, instead", default=None)
+    tokens_per_batch: int = option(
+        least=1, help="sequences of a batch times their length; one sequence at least", default=4096
+    )
+    batch_size: int | None = option(least=1, help="sequences of a batch at every length, instead", default=None)
     padding: float = option(
+        least=0,
+        below=1,
         help="share of padding in the batches, on the right of sequences of random lengths; 0: no mask at all",
         default=0.0,
     )
     device: str = option(help="cpu, cuda, ...", default="cpu")
     torch_compile: bool = option(help="compile the models", default=False)
-    num_threads: int | None = option(help="threads on the CPU; torch's choice by default", default=None)
-    rounds: int = option(help="timed calls of each model at each length, at least", default=10)
-    min_seconds: float = option(help="timed seconds of each model at each length, at least", default=1.0)
+    num_threads: int | None = option(least=1, help="threads on the CPU; torch's choice by default", default=None)
+    rounds: int = option(least=1, help="timed calls of each model at each length, at least", default=10)
+    min_seconds: float = option(least=0, help="timed seconds of each model at each length, at least", default=1.0)
     profile: bool = option(
         help="write profile-<model>.md: where the time of a step goes, at the first length", default=False
     )
     memory: bool = option(help="measure peak memory too, each in a process of its own", default=True)
-    seed: int = option(help="of weights, batches and the order of the models", default=0)
+    seed: int = option(least=0, below=2**32, help="of weights, batches and the order of the models", default=0)
     output_dir: str = option(help="folder of the results; a run goes on from what is there", default="runs/benchmark")
 
     def __post_init__(self):
+        super().__post_init__()
         # Not at the top: these import torch, and `--help` has no need of it.
         from .encoders import BASELINES, ENCODERS
         from .measure import Mode
@@ -72,13 +80,6 @@ class BenchmarkConfig:
         for mode in self.modes:
             if mode not in get_args(Mode):
                 raise ValueError(f"There is no mode {mode!r}.{close_match(mode, get_args(Mode))}")
-        for name in ("lengths", "tokens_per_batch", "batch_size", "num_threads", "rounds"):
-            values = getattr(self, name)
-            for value in values if isinstance(values, list) else [values]:
-                if value is not None and value < 1:
-                    raise ValueError(f"{name} = {value}: must be at least 1.")
-        if not 0 <= self.padding < 1:
-            raise ValueError(f"padding = {self.padding}: give a share of the batch, from 0 to under 1.")
 
     def batch_size_at(self, length: int) -> int:
         """Sequences in a batch of this length."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import close_match, named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.files import write_text
 
 
 @dataclass
-class AnalysisArguments:
+class AnalysisArguments(Arguments):
     """Task and models."""
 
     task_name: str = option(help="listops, text, retrieval, image or pathfinder")
@@ -34,18 +34,19 @@ class AnalysisArguments:
     model_name_or_path: list[str] = option(
         help="folders of trained models: trials or checkpoints", default_factory=list
     )
-    hidden_size: int = option(help="width of a new model", default=64)
-    num_hidden_layers: int = option(help="layers of a new model", default=2)
-    num_attention_heads: int = option(help="heads of a new model", default=2)
+    hidden_size: int = option(least=1, help="width of a new model", default=64)
+    num_hidden_layers: int = option(least=1, help="layers of a new model", default=2)
+    num_attention_heads: int = option(least=1, help="heads of a new model", default=2)
     max_seq_length: int | None = option(
-        help="tokens that a new model takes; the task's length by default", default=None
+        least=1, help="tokens that a new model takes; the task's length by default", default=None
     )
     zero_is_padding: bool = option(help="as the models were trained: black pixels have padding's id", default=True)
-    num_inputs: int = option(help="validation examples to measure on", default=256)
-    per_device_eval_batch_size: int = option(help="examples of a batch", default=64)
-    seed: list[int] = option(help="of first values", default_factory=lambda: [1, 2, 3])
+    num_inputs: int = option(least=2, help="validation examples to measure on", default=256)
+    per_device_eval_batch_size: int = option(least=2, help="examples of a batch", default=64)
+    seed: list[int] = option(least=0, below=2**32, help="of first values", default_factory=lambda: [1, 2, 3])
 
     def __post_init__(self):
+        super().__post_init__()
         from s3bert.tasks.lra import LRA_TASKS  # not at the top: `--help` has no need of torch
 
         if self.task_name not in LRA_TASKS:
@@ -54,11 +55,6 @@ class AnalysisArguments:
             raise ValueError("Name what to measure: --mixer s3, or --model_name_or_path FOLDER of a trained model.")
         if wrong := [text for text in self.mixer if named_settings(text)[0] != "s3"]:
             raise ValueError(f"mixer = {wrong[0]}: only S3 has landmark tokens; give s3 with any settings.")
-        for name in ("num_inputs", "per_device_eval_batch_size"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} = {getattr(self, name)}: a variance needs at least 2.")
-        if not self.seed:
-            raise ValueError("seed: give at least one value.")
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[dict]]:

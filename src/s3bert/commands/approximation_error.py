@@ -12,14 +12,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import close_match, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CorpusArguments
 from s3bert.files import write_text
 
 
 @dataclass
-class ErrorArguments:
+class ErrorArguments(Arguments):
     """Model, text, and what to measure."""
 
     output_dir: str = option(help="folder of the results")
@@ -31,30 +31,28 @@ class ErrorArguments:
         help="what to measure: skyformer, nystrom, performer, linformer, skeleton_rows (S3's row attention)",
         default_factory=lambda: ["skyformer", "nystrom", "performer", "linformer", "skeleton_rows"],
     )
-    lengths: list[int] = option(help="tokens of a sequence", default_factory=lambda: [64, 128, 256])
+    lengths: list[int] = option(least=2, help="tokens of a sequence", default_factory=lambda: [64, 128, 256])
     sizes: list[int] = option(
-        help="landmarks, features or rows; even, and below the length", default_factory=lambda: [16, 32, 64, 128]
+        least=2,
+        help="landmarks, features or rows; even, and below the length",
+        default_factory=lambda: [16, 32, 64, 128],
     )
-    num_sequences: int = option(help="held-out sequences to measure on", default=8)
-    seed: int = option(help="of the first values and of all that is drawn", default=0)
+    num_sequences: int = option(least=1, help="held-out sequences to measure on", default=8)
+    seed: int = option(least=0, below=2**32, help="of the first values and of all that is drawn", default=0)
 
     def __post_init__(self):
+        super().__post_init__()
         from s3bert.analysis.approximation import APPROXIMATIONS  # not at the top: `--help` has no need of torch
 
         for name in self.approximations:
             if name not in APPROXIMATIONS:
                 raise ValueError(f"approximations: unknown {name!r}.{close_match(name, APPROXIMATIONS)}")
-        for name in ("lengths", "sizes"):
-            if not getattr(self, name) or min(getattr(self, name)) < 2:
-                raise ValueError(f"{name} = {getattr(self, name)}: give numbers of at least 2.")
         if min(self.sizes) >= min(self.lengths):
             raise ValueError(
                 f"sizes = {self.sizes}: none is below the length {min(self.lengths)}, where it would approximate."
             )
         if odd := [size for size in self.sizes if size % 2]:
             raise ValueError(f"sizes: {odd[0]} is odd; half of Skyformer's landmarks are queries. Give even numbers.")
-        if self.num_sequences < 1:
-            raise ValueError(f"num_sequences = {self.num_sequences}: give at least 1.")
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:

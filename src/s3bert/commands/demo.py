@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import option, parse_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import pretrain_mlm, run, run_glue
 from s3bert.files import table
 
 
 @dataclass
-class DemoArguments:
+class DemoArguments(Arguments):
     """Data, and where the demo goes."""
 
     output_dir: str = option(help="folder of the demo; a second call goes on or starts from what is there")

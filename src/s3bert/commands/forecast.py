@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from s3bert.arguments import option, parse_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
 from s3bert.files import replacing, write_text
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ForecastArguments:
+class ForecastArguments(Arguments):
     """File, and how far ahead."""
 
     csv_file: str = option(help="CSV file with a header, packed or not")
@@ -35,21 +35,15 @@ class ForecastArguments:
         help="of the dates, such as %%d/%%m/%%Y; ISO 8601, as 2020-12-31 23:00, by default", default=None
     )
     columns: list[str] = option(help="columns to forecast; all others by default", default_factory=list)
-    prediction_length: int | None = option(help="steps ahead; a model's own, or 24, by default", default=None)
+    prediction_length: int | None = option(least=1, help="steps ahead; a model's own, or 24, by default", default=None)
     context_length: int | None = option(
-        help="steps that are read; a model's own, or twice the steps ahead, by default", default=None
+        least=1, help="steps that are read; a model's own, or twice the steps ahead, by default", default=None
     )
-    hidden_size: int = option(help="width of a trained model", default=32)
-    num_hidden_layers: int = option(help="layers of a trained model", default=2)
-    num_train_epochs: float = option(help="passes over the series in training, at most", default=10.0)
-    learning_rate: float = option(help="AdamW's peak learning rate", default=1e-3)
-    seed: int = option(help="of weights, data order and dropout", default=0)
-
-    def __post_init__(self):
-        for name in ("prediction_length", "context_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: give a number of steps, at least 1.")
+    hidden_size: int = option(least=1, help="width of a trained model", default=32)
+    num_hidden_layers: int = option(least=1, help="layers of a trained model", default=2)
+    num_train_epochs: float = option(above=0, help="passes over the series in training, at most", default=10.0)
+    learning_rate: float = option(above=0, help="AdamW's peak learning rate", default=1e-3)
+    seed: int = option(least=0, below=2**32, help="of weights, data order and dropout", default=0)
 
 
 def main(argv: list[str] | None = None) -> "pd.DataFrame":

@@ -10,13 +10,13 @@ A WordPiece tokenizer is trained on the text, or taken. The same call again reus
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import option, parse_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CorpusArguments
 
 
 @dataclass
-class OutputArguments:
+class OutputArguments(Arguments):
     """Output: where the corpus goes."""
 
     output_dir: str = option(help="folder of the prepared corpus")

@@ -11,7 +11,7 @@ writes ListOps' rows, a matter of seconds, again.
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import option, parse_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
 
 
@@ -19,26 +19,24 @@ TASKS = ("listops", "pathfinder")
 
 
 @dataclass
-class PrepareArguments:
+class PrepareArguments(Arguments):
     """Task, and how much of it to generate."""
 
     task_name: str = option(help="listops or pathfinder")
     output_dir: str = option(help="folder for the task's own folder", default="data/lra")
-    num_train: int | None = option(help="training examples; as many as officially by default", default=None)
-    num_val: int | None = option(help="validation examples", default=None)
-    num_test: int | None = option(help="test examples", default=None)
-    seed: int = option(help="of all draws", default=0)
-    num_workers: int | None = option(help="processes that draw images; all cores by default", default=None)
+    num_train: int | None = option(least=1, help="training examples; as many as officially by default", default=None)
+    num_val: int | None = option(least=1, help="validation examples", default=None)
+    num_test: int | None = option(least=1, help="test examples", default=None)
+    seed: int = option(least=0, below=2**32, help="of all draws", default=0)
+    num_workers: int | None = option(least=1, help="processes that draw images; all cores by default", default=None)
 
     def __post_init__(self):
+        super().__post_init__()
         if self.task_name not in TASKS:
             raise ValueError(
                 f"Unknown task {self.task_name!r}: {' and '.join(TASKS)} are generated, the others are read from "
                 "files (see s3bert lra --help)."
             )
-        for name in ("num_train", "num_val", "num_test"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: give at least 1.")
 
 
 def main(argv: list[str] | None = None) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from s3bert.arguments import option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CorpusArguments
 from s3bert.training.arguments import TrainingConfig
@@ -37,7 +37,7 @@ The model, its card (README.md) and losses.png are in {folder}. Next:
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(Arguments):
     """Model: give exactly one of the first three."""
 
     model_name_or_path: str | None = option(help="checkpoint to continue from: a folder or a Hub id", default=None)
@@ -55,16 +55,19 @@ class ModelArguments:
 
 
 @dataclass
-class MlmArguments:
+class MlmArguments(Arguments):
     """Objective, evaluation and publishing."""
 
-    mlm_probability: float = option(help="share of the tokens to predict", default=0.15)
+    mlm_probability: float = option(above=0, below=1, help="share of the tokens to predict", default=0.15)
     short_seq_length: int | None = option(
+        least=2,
         help="cut the blocks of the first steps into sequences of so many tokens: small models learn far sooner from them",
         default=None,
     )
-    short_seq_share: float = option(help="share of the steps that do so", default=0.3)
-    max_eval_blocks: int | None = option(help="held-out blocks to evaluate on; all of them by default", default=None)
+    short_seq_share: float = option(above=0, most=1, help="share of the steps that do so", default=0.3)
+    max_eval_blocks: int | None = option(
+        least=1, help="held-out blocks to evaluate on; all of them by default", default=None
+    )
     push_to_hub: bool = option(help="upload the finished folder", default=False)
     hub_model_id: str | None = option(help="repository to upload to; the output folder's name by default", default=None)
 

@@ -11,12 +11,12 @@ the Hub reads. What a run keeps for itself (checkpoints, corpus, trials of a gri
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import option, parse_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
 
 
 @dataclass
-class PushArguments:
+class PushArguments(Arguments):
     """Folder, and where it goes."""
 
     folder: str = option(help="folder of a finished run")

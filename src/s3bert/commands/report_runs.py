@@ -12,12 +12,12 @@ from `results.json` alone. The sentences under `findings` there are written by h
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import option, parse_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
 
 
 @dataclass
-class ReportArguments:
+class ReportArguments(Arguments):
     """Experiment: which, and what is new in it."""
 
     results_dir: str = option(help="folder of the experiment")
@@ -25,6 +25,7 @@ class ReportArguments:
     title: str | None = option(help="heading of a new experiment", default=None)
 
     def __post_init__(self):
+        super().__post_init__()
         there = (Path(self.results_dir) / "results.json").is_file()
         if not there and not (self.add and self.title):
             raise ValueError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.files import file_name
 from s3bert.training.arguments import GridConfig
@@ -25,22 +25,23 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class CopyArguments:
+class CopyArguments(Arguments):
     """Words, and what learns to copy them."""
 
-    length: int = option(help="tokens of a sequence: two separators, a word twice, padding", default=128)
-    num_symbols: int = option(help="symbols a word is drawn from", default=10)
+    length: int = option(least=1, help="tokens of a sequence: two separators, a word twice, padding", default=128)
+    num_symbols: int = option(least=1, help="symbols a word is drawn from", default=10)
     mixer: list[str] = option(
         help="causal mixers, each with settings of its own after a colon",
         default_factory=lambda: ["softmax", "linear", "fmm:bandwidth=10,kernels=[elu]", "fmm:bandwidth=10"],
     )
-    hidden_size: int = option(help="width", default=64)
-    num_hidden_layers: int = option(help="layers", default=2)
-    num_attention_heads: int = option(help="heads", default=2)
-    intermediate_size: int = option(help="width of the feed-forward", default=128)
-    num_eval_batches: int = option(help="batches of unseen words to measure on", default=8)
+    hidden_size: int = option(least=1, help="width", default=64)
+    num_hidden_layers: int = option(least=1, help="layers", default=2)
+    num_attention_heads: int = option(least=1, help="heads", default=2)
+    intermediate_size: int = option(least=1, help="width of the feed-forward", default=128)
+    num_eval_batches: int = option(least=1, help="batches of unseen words to measure on", default=8)
 
     def __post_init__(self):
+        super().__post_init__()
         from s3bert.models.mixers import setting_names  # not at the top: `--help` has no need of torch
         from s3bert.tasks.copying import CopyBatches
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import close_match, named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.files import file_name, write_text
 from s3bert.training.arguments import GridConfig
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ForecastArguments:
+class ForecastArguments(Arguments):
     """Series, how far ahead, and what forecasts it."""
 
     dataset_name: str = option(help="ettm2, ili, weather, ... (a wrong name lists them)")
@@ -37,11 +37,14 @@ class ForecastArguments:
         help="forecasters, s3, dlinear, patchtst, last, seasonal, each with settings of its configuration after a colon",
         default_factory=lambda: ["s3", "s3:channel_independent=true", "patchtst", "dlinear", "seasonal", "last"],
     )
-    horizons: list[int] = option(help="steps ahead, each a run; the benchmark's four by default", default_factory=list)
-    context_length: int | None = option(help="steps that are read; the benchmark's by default", default=None)
-    max_train_samples: int | None = option(help="train on the first windows only", default=None)
+    horizons: list[int] = option(
+        least=1, help="steps ahead, each a run; the benchmark's four by default", default_factory=list
+    )
+    context_length: int | None = option(least=1, help="steps that are read; the benchmark's by default", default=None)
+    max_train_samples: int | None = option(least=1, help="train on the first windows only", default=None)
 
     def __post_init__(self):
+        super().__post_init__()
         # Not at the top: these import torch, and `--help` has no need of it.
         from s3bert.experiments.forecasting import NAIVE, TRAINED
         from s3bert.tasks.forecasting import FORECAST_DATASETS
@@ -62,11 +65,6 @@ class ForecastArguments:
                 raise ValueError(f"model = {text}: {name} has no settings.")
         if len(set(self.model)) < len(self.model):
             raise ValueError(f"model = {' '.join(self.model)}: one is named twice.")
-        for name in ("context_length", "max_train_samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: give at least 1, or leave it out.")
-        if any(horizon < 1 for horizon in self.horizons):
-            raise ValueError(f"horizons = {self.horizons}: give numbers of steps, at least 1.")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

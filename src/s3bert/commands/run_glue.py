@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.files import write_text
 from s3bert.training.arguments import GridConfig
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(Arguments):
     """Model: what to finetune."""
 
     model_name_or_path: str = option(help="checkpoint to start from: a folder or a Hub id")
@@ -40,16 +40,16 @@ class ModelArguments:
 
 
 @dataclass
-class GlueArguments:
+class GlueArguments(Arguments):
     """Tasks, how their rows become batches, and publishing."""
 
     task_name: list[str] = option(help="cola, sst2, ... (a wrong name lists them); `all` for the eight of Table 3")
     dataset_name: str = option(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
-    max_seq_length: int = option(help="longer inputs are cut to so many tokens", default=128)
+    max_seq_length: int = option(least=3, help="longer inputs are cut to so many tokens", default=128)
     pad_to_max_length: bool = option(help="pad every batch to max_seq_length", default=False)
     group_by_length: bool = option(help="batches of rows of similar length, so that little is padded", default=True)
-    max_train_samples: int | None = option(help="train on the first rows only", default=None)
-    max_eval_samples: int | None = option(help="evaluate on the first rows only", default=None)
+    max_train_samples: int | None = option(least=1, help="train on the first rows only", default=None)
+    max_eval_samples: int | None = option(least=1, help="evaluate on the first rows only", default=None)
     push_to_hub: bool = option(help="upload each task's finished folder", default=False)
     hub_model_id: str | None = option(
         help="repository to upload to (of several tasks: its beginning); the folder's name by default", default=None

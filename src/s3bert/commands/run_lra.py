@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from s3bert.arguments import close_match, named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.files import file_name
 from s3bert.training.arguments import GridConfig
@@ -52,7 +52,7 @@ class Variant(NamedTuple):
 
 
 @dataclass
-class LraArguments:
+class LraArguments(Arguments):
     """Task, encoder, and what to compare."""
 
     task_name: str = option(help="listops, text, retrieval, image or pathfinder")
@@ -62,20 +62,22 @@ class LraArguments:
         "fmm:bandwidth=5,kernels=[elu,tanh]",
         default_factory=lambda: ["s3"],
     )
-    hidden_size: int = option(help="width", default=64)
-    num_hidden_layers: int = option(help="layers", default=2)
-    num_attention_heads: int = option(help="heads", default=2)
-    intermediate_size: int = option(help="width of the feed-forward", default=128)
-    hidden_dropout_prob: float = option(help="dropout of mixers' outputs and feed-forward", default=0.1)
-    embedding_dropout_prob: float | None = option(
-        help="dropout of embeddings; hidden_dropout_prob by default", default=None
+    hidden_size: int = option(least=1, help="width", default=64)
+    num_hidden_layers: int = option(least=1, help="layers", default=2)
+    num_attention_heads: int = option(least=1, help="heads", default=2)
+    intermediate_size: int = option(least=1, help="width of the feed-forward", default=128)
+    hidden_dropout_prob: float = option(
+        least=0, below=1, help="dropout of mixers' outputs and feed-forward", default=0.1
     )
-    attention_probs_dropout_prob: float = option(help="dropout that the mixer is given", default=0.1)
+    embedding_dropout_prob: float | None = option(
+        least=0, below=1, help="dropout of embeddings; hidden_dropout_prob by default", default=None
+    )
+    attention_probs_dropout_prob: float = option(least=0, below=1, help="dropout that the mixer is given", default=0.1)
     max_seq_length: int | None = option(
-        help="cut sequences to so many tokens; the task's length by default", default=None
+        least=1, help="cut sequences to so many tokens; the task's length by default", default=None
     )
     image_size: int | None = option(
-        help="average images to so many pixels a side, a divisor of their 32, for a cheaper task", default=None
+        least=1, help="average images to so many pixels a side, a divisor of their 32, for a cheaper task", default=None
     )
     pad_to_max_length: bool = option(
         help="pad all batches to that length: one shape, for --torch_compile", default=False
@@ -84,15 +86,17 @@ class LraArguments:
     group_by_length: bool = option(
         help="batches of sequences of similar length, so that little is padded", default=False
     )
-    max_train_samples: int | None = option(help="train on the first examples only", default=None)
-    max_eval_samples: int | None = option(help="evaluate on the first examples only", default=None)
+    max_train_samples: int | None = option(least=1, help="train on the first examples only", default=None)
+    max_eval_samples: int | None = option(least=1, help="evaluate on the first examples only", default=None)
     ablate: bool = option(help="S3 whole and without each of its four parts (Table 7)", default=False)
     vary: str | None = option(help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
     values: list[int] = option(
+        least=1,
         help="what --vary tries; by default Table 6's 1 to 64 for r and 8 to 256 for s1, and 1 to 32 for s2",
         default_factory=list,
     )
     self_pretrain_epochs: float = option(
+        least=0,
         help="also train after so many epochs of masked-token prediction on the task's own training inputs (15%% of the "
         "tokens, as BERT's), with the same rate and a warm-up of a tenth of its steps at most; reported in a column of "
         "its own",
@@ -104,16 +108,19 @@ class LraArguments:
         default=False,
     )
     instability_steps: int = option(
+        least=0,
         help="measure, over so many of the first steps, how far a step's change of the weights moves the encoder's states "
         "(Skyformer's Table 3: configs/lra/instability.yaml)",
         default=0,
     )
     noise: list[float] = option(
+        least=0,
         help="amplitudes of uniform noise on grey values, each a run (Table 5, after 5,000 steps: configs/lra/noise.yaml)",
         default_factory=list,
     )
 
     def __post_init__(self):
+        super().__post_init__()
         from s3bert.models.mixers import setting_names  # not at the top: `--help` has no need of torch
         from s3bert.tasks.lra import LRA_TASKS
 
@@ -136,19 +143,10 @@ class LraArguments:
             raise ValueError(
                 f"image_size = {self.image_size}: whole images, of Image or Pathfinder, are averaged; leave it out, or --max_seq_length."
             )
-        for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "image_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: give at least 1, or leave it out for all there is.")
-        if any(amplitude < 0 for amplitude in self.noise):
-            raise ValueError(f"noise = {self.noise}: an amplitude is 0 for none, or more.")
         if self.noise and not task.pixels:
             raise ValueError(f"noise: {self.task_name} has no grey values; take image or pathfinder.")
         if self.incoherence and {name for name, _ in mixers} != {"s3"}:
             raise ValueError(f"mixer = {' '.join(self.mixer)}: --incoherence looks into S3 alone; leave --mixer out.")
-        if self.instability_steps < 0:
-            raise ValueError(f"instability_steps = {self.instability_steps}: give 0 for none, or more.")
-        if self.self_pretrain_epochs < 0:
-            raise ValueError(f"self_pretrain_epochs = {self.self_pretrain_epochs}: give 0 for none, or more.")
         if sum((self.ablate, self.vary is not None, bool(self.noise))) > 1:
             raise ValueError("Give one of --ablate, --vary and --noise at a time.")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import yaml
 
-from s3bert.arguments import RECIPES, find_recipe, option, override_config
+from s3bert.arguments import RECIPES, Arguments, find_recipe, option, override_config
 
 
 Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
 
 
 @dataclass
-class Budget:
+class Budget(Arguments):
     """Budget: what the comparison may cost, and where its data is; one of tokens and minutes bounds each model's pretraining."""
 
     output_dir: str = option(help="folder of the comparison")
@@ -25,22 +25,27 @@ class Budget:
     size: str = option(help="which of configs/model/NAME-SIZE.json: base, small, mini, tiny", default="mini")
     dataset_name: str = option(help="corpus: a data source, or a folder that is prepared", default="synthetic")
     tokenizer_name: str | None = option(help="tokenizer of the corpus; trained on it by default", default=None)
-    vocab_size: int = option(help="word pieces of a tokenizer trained on the corpus", default=8192)
-    max_seq_length: int = option(help="tokens of a block of the corpus", default=128)
-    max_train_samples: int | None = option(help="use only the first so many rows of each source of text", default=None)
+    vocab_size: int = option(least=1, help="word pieces of a tokenizer trained on the corpus", default=8192)
+    max_seq_length: int = option(least=8, help="tokens of a block of the corpus", default=128)
+    max_train_samples: int | None = option(
+        least=1, help="use only the first so many rows of each source of text", default=None
+    )
     pretrain_config: str = option(help="arguments of `s3bert pretrain` that all models share", default="")
-    tokens: int | None = option(help="tokens each model is pretrained on", default=None)
-    minutes: float | None = option(help="minutes each model is pretrained for, at the speed it shows", default=None)
-    seed: int = option(help="of initial weights, data order and masks in pretraining", default=42)
+    tokens: int | None = option(least=1, help="tokens each model is pretrained on", default=None)
+    minutes: float | None = option(
+        above=0, help="minutes each model is pretrained for, at the speed it shows", default=None
+    )
+    seed: int = option(least=0, below=2**32, help="of initial weights, data order and masks in pretraining", default=42)
     learning_rates: list[float] = option(
+        above=0,
         help="peak learning rates to try on each model, with each of warmup_shares; the lowest held-out loss decides",
         default_factory=lambda: [1e-3],
     )
     warmup_shares: list[float] = option(
-        help="shares of a pretraining's steps to try as its warm-up", default_factory=lambda: [0.1]
+        least=0, most=1, help="shares of a pretraining's steps to try as its warm-up", default_factory=lambda: [0.1]
     )
     search_share: float = option(
-        help="share of the pretraining that each of several settings is tried for", default=0.1
+        above=0, most=1, help="share of the pretraining that each of several settings is tried for", default=0.1
     )
     glue_config: str = option(help="arguments of `s3bert glue` that all models share", default="")
     glue_dataset_name: str = option(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
@@ -48,18 +53,21 @@ class Budget:
         help="GLUE tasks; `all` for those of Table 3 whose data is there, `none` for pretraining alone",
         default_factory=lambda: ["all"],
     )
-    jobs: int = option(help="jobs side by side; they share the CPU's cores", default=1)
+    jobs: int = option(least=1, help="jobs side by side; they share the CPU's cores", default=1)
     num_processes: int = option(
-        help="processes of each pretraining, by accelerate launch: one for each GPU; 1 for none of it", default=1
+        least=1,
+        help="processes of each pretraining, by accelerate launch: one for each GPU; 1 for none of it",
+        default=1,
     )
     pack: bool = option(
         help="train nothing, but put the packed corpus and the GLUE rows into output_dir, for a machine without a network: "
         "carry the folder there, and give the same command without --pack",
         default=False,
     )
-    max_pack_megabytes: float = option(help="what the folder may take for that", default=60.0)
+    max_pack_megabytes: float = option(above=0, help="what the folder may take for that", default=60.0)
 
     def __post_init__(self):
+        super().__post_init__()
         if (self.tokens is None) == (self.minutes is None):
             raise ValueError("Give one of --tokens and --minutes: what the pretraining of a model may cost.")
         if len(set(self.models)) < len(self.models):
@@ -82,10 +90,6 @@ class Budget:
                 setattr(self, name, str(find_recipe(getattr(self, name))))
             except FileNotFoundError as error:
                 raise ValueError(f"{name}: {error}") from error
-        for name, shares in (("search_share", [self.search_share]), ("warmup_shares", self.warmup_shares)):
-            for share in shares:
-                if not 0 <= share <= 1:
-                    raise ValueError(f"{name} = {share}: a share lies between 0 and 1.")
 
     @property
     def finetunes(self) -> bool:

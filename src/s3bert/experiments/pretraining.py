@@ -109,12 +109,10 @@ def short_sequences(length: int | None, share: float, steps: int | None, block_s
     """The phase on short sequences, a share of the steps; None without a length.
 
     Raises:
-        ValueError: the length does not divide a block's; a share of an unknown number of steps, or no share.
+        ValueError: the length does not divide a block's; a share of an unknown number of steps.
     """
     if length is None:
         return None
-    if not 0 < share <= 1:
-        raise ValueError(f"short_seq_share = {share}: a share lies between 0 and 1.")
     if steps is None:
         raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
     return ShortSequences(length, round(share * steps), block_size)

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from s3bert.arguments import option
+from s3bert.arguments import Arguments, option
 
 
 DIVERGED = 3  # exit status of a command whose training did
@@ -21,59 +21,73 @@ def _processes() -> int:
 
 
 @dataclass
-class TrainingConfig:
+class TrainingConfig(Arguments):
     """Training: how, and how long; the names are those of Transformers' Trainer and its scripts without one."""
 
     output_dir: str = option(help="folder of the run: log, checkpoints, and in the end the finished model")
-    seed: int = option(help="seed of initial weights, data order, masking and dropout", default=42)
+    seed: int = option(
+        least=0, below=2**32, help="seed of initial weights, data order, masking and dropout", default=42
+    )
     deterministic: bool = option(
         help="the same bits from every run with the same seed on an accelerator too, where torch's fastest algorithms differ "
         "in rounding; slower, and an operation that has no such algorithm is an error",
         default=False,
     )
-    per_device_train_batch_size: int = option(help="sequences of a micro-batch on one process", default=8)
-    per_device_eval_batch_size: int = option(help="sequences of an evaluation batch on one process", default=8)
+    per_device_train_batch_size: int = option(least=1, help="sequences of a micro-batch on one process", default=8)
+    per_device_eval_batch_size: int = option(least=1, help="sequences of an evaluation batch on one process", default=8)
     gradient_accumulation_steps: int | None = option(
-        help="micro-batches of an optimiser step on one process; 1 by default", default=None
+        least=1, help="micro-batches of an optimiser step on one process; 1 by default", default=None
     )
     global_batch_size: int | None = option(
+        least=1,
         help="sequences of an optimiser step on any number of processes: gradient_accumulation_steps follows from it",
         default=None,
     )
-    learning_rate: float = option(help="AdamW's peak learning rate", default=5e-5)
-    weight_decay: float = option(help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01)
-    adam_beta1: float = option(help="AdamW's first moment decay", default=0.9)
-    adam_beta2: float = option(help="AdamW's second moment decay", default=0.999)
-    adam_epsilon: float = option(help="AdamW's denominator guard", default=1e-8)
-    max_grad_norm: float = option(help="gradients are clipped to this global norm; 0 for no clipping", default=1.0)
+    learning_rate: float = option(above=0, help="AdamW's peak learning rate", default=5e-5)
+    weight_decay: float = option(
+        least=0, help="AdamW's decoupled weight decay; biases and norms are exempt", default=0.01
+    )
+    adam_beta1: float = option(least=0, below=1, help="AdamW's first moment decay", default=0.9)
+    adam_beta2: float = option(least=0, below=1, help="AdamW's second moment decay", default=0.999)
+    adam_epsilon: float = option(above=0, help="AdamW's denominator guard", default=1e-8)
+    max_grad_norm: float = option(
+        least=0, help="gradients are clipped to this global norm; 0 for no clipping", default=1.0
+    )
     lr_scheduler_type: str = option(
         help="linear, constant_with_warmup, cosine, ... as in get_scheduler", default="linear"
     )
     num_warmup_steps: int | float = option(
-        help="optimiser steps of linear warm-up; below 1, a share of the schedule's", default=0
+        least=0, help="optimiser steps of linear warm-up; below 1, a share of the schedule's", default=0
     )
     lr_decay_steps: int | None = option(
+        least=1,
         help="optimiser steps that the schedule spans; those trained by default. More of them, and the training is the "
         "beginning of a longer one",
         default=None,
     )
-    max_train_steps: int | None = option(help="optimiser steps in all; overrides num_train_epochs", default=None)
-    num_train_epochs: float = option(help="passes over the training data", default=3.0)
-    logging_steps: int = option(help="optimiser steps between two log records", default=10)
-    eval_steps: int | None = option(help="optimiser steps between evaluations; once an epoch by default", default=None)
-    save_steps: int | None = option(
-        help="optimiser steps between checkpoints; by default at the end only", default=None
+    max_train_steps: int | None = option(
+        least=1, help="optimiser steps in all; overrides num_train_epochs", default=None
     )
-    save_total_limit: int = option(help="checkpoints kept; 0 keeps all", default=2)
+    num_train_epochs: float = option(above=0, help="passes over the training data", default=3.0)
+    logging_steps: int = option(least=1, help="optimiser steps between two log records", default=10)
+    eval_steps: int | None = option(
+        least=1, help="optimiser steps between evaluations; once an epoch by default", default=None
+    )
+    save_steps: int | None = option(
+        least=1, help="optimiser steps between checkpoints; by default at the end only", default=None
+    )
+    save_total_limit: int = option(least=0, help="checkpoints kept; 0 keeps all", default=2)
     resume_from_checkpoint: str | None = option(help="a checkpoint folder, or `latest` of output_dir", default=None)
     mixed_precision: str | None = option(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
     torch_compile: bool = option(help="compile the model (the first steps then take long)", default=False)
     activation_checkpointing: bool = option(help="recompute activations in backward to save memory", default=False)
-    dataloader_num_workers: int = option(help="processes that prepare batches ahead; 0 for a thread", default=0)
+    dataloader_num_workers: int = option(
+        least=0, help="processes that prepare batches ahead; 0 for a thread", default=0
+    )
     ddp_find_unused_parameters: bool = option(help="for models with parameters a loss does not reach", default=False)
     report_to: str = option(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
     early_stopping_patience: int = option(
-        help="evaluations without a better result before stopping; 0 never", default=0
+        least=0, help="evaluations without a better result before stopping; 0 never", default=0
     )
     metric_for_best_model: str = option(help="evaluation metric early stopping watches", default="loss")
     greater_is_better: bool = option(help="whether that metric should rise", default=False)
@@ -82,18 +96,10 @@ class TrainingConfig:
     )
 
     def __post_init__(self):
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", *_OF_A_STEP):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+        super().__post_init__()
         if self.global_batch_size is not None:
             self._check_global_batch_size()
-        if self.logging_steps < 1:
-            raise ValueError(f"logging_steps = {self.logging_steps}: must be at least 1.")
-        if self.max_train_steps is not None and self.max_train_steps < 1:
-            raise ValueError(
-                f"max_train_steps = {self.max_train_steps}: must be at least 1; leave it out to train num_train_epochs."
-            )
-        if self.num_warmup_steps < 0 or (self.num_warmup_steps > 1 and self.num_warmup_steps % 1):
+        if self.num_warmup_steps > 1 and self.num_warmup_steps % 1:
             raise ValueError(
                 f"num_warmup_steps = {self.num_warmup_steps}: give a whole number of steps, or a share of all steps below 1."
             )
@@ -158,25 +164,27 @@ class TrainingConfig:
 class GridConfig(TrainingConfig):
     """Training: every combination of the four arguments that take several values is a trial."""
 
-    learning_rate: list[float] = option(help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
+    learning_rate: list[float] = option(above=0, help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
     per_device_train_batch_size: list[int] = option(
-        help="sequences of a micro-batch on one process; several for a grid", default_factory=lambda: [32]
+        least=1, help="sequences of a micro-batch on one process; several for a grid", default_factory=lambda: [32]
     )
     num_train_epochs: list[float] = option(
-        help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
+        above=0, help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
     )
-    seed: list[int] = option(help="seeds of new weights, data order and dropout", default_factory=lambda: [42])
-    save_steps: int | None = option(help="optimiser steps between checkpoints; once an epoch by default", default=None)
+    seed: list[int] = option(
+        least=0, below=2**32, help="seeds of new weights, data order and dropout", default_factory=lambda: [42]
+    )
+    save_steps: int | None = option(
+        least=1, help="optimiser steps between checkpoints; once an epoch by default", default=None
+    )
     resume_from_checkpoint: str | None = option(
         help="`latest`: a trial that was cut off always goes on by itself", default="latest"
     )
-    logging_steps: int = option(help="optimiser steps between two log records", default=50)
+    logging_steps: int = option(least=1, help="optimiser steps between two log records", default=50)
     report_to: str = option(help="tracker of each trial: tensorboard, wandb, ... or none", default="none")
 
     def __post_init__(self):
-        for name in _GRID:
-            if not getattr(self, name):
-                raise ValueError(f"{name}: give at least one value.")
+        Arguments.__post_init__(self)
         if self.resume_from_checkpoint != "latest":
             raise ValueError(
                 f"resume_from_checkpoint = {self.resume_from_checkpoint}: a grid resumes each trial from the trial's own "
