@@ -36,7 +36,16 @@ def test_the_index_has_a_line_for_each_experiment():
 
 
 @pytest.mark.parametrize(
-    "name", ["lra-pathfinder", "forecasting", "table3-cpu", "table3-cpu-ablation", "approximation", "speed-mixers"]
+    "name",
+    [
+        "lra-pathfinder",
+        "forecasting",
+        "table3-cpu",
+        "table3-cpu-ablation",
+        "approximation",
+        "speed-mixers",
+        "s3-first-values",
+    ],
 )
 def test_a_plot_is_drawn_from_the_results(name, tmp_path):
     experiment = read_experiment(RESULTS / name)

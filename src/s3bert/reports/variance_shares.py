@@ -61,12 +61,12 @@ def plot_variance(file: Path, runs: Mapping[str, Run]) -> None:
                         height, mean(values), 0.38, color=f"C{number}", alpha=0.6, label=label if place == 0 else None
                     )
                     axes.plot(values, [height] * len(values), "k.", markersize=4)
-        labels = [label.replace(",", ",\n", 1) for label in run["measures"]]
+        labels = [label.replace(",", ",\n") for label in run["measures"]]
         axes.set_yticks(range(len(labels)), labels, fontsize="small")
-        axes.set(title=name, xlim=(0, 1.05), xlabel="share of the pooled vector's variance over inputs")
+        axes.set(title=name, xlim=(0, 1.05), xlabel="share of the pooled vector's variance")
         axes.invert_yaxis()
         axes.grid(alpha=0.3, axis="x")
-        axes.legend(loc="lower right", fontsize="small")
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     save(figure, file, dpi=110)
 
 
