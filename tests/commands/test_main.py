@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,13 +110,31 @@ def raised(error: BaseException):
             "error: Field 'hidden_size' expected int, got str (value: 'wide')",
         ),
         (lambda: raised(ValueError("lr = -1: must be positive.")), "error: lr = -1: must be positive."),
-        (lambda: raised(KeyboardInterrupt()), "interrupted; what was saved is kept, and the same call goes on"),
     ],
 )
 def test_a_command_ends_with_what_can_be_mended_in_a_line(main, message):
     with pytest.raises(SystemExit) as error, errors_in_a_line("pretrain"):
         main()
     assert str(error.value.code).startswith(message)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_command_that_is_interrupted_says_how_to_go_on_and_ends_as_is_usual(number):
+    code = (
+        "import sys, time, s3bert.commands as commands\n"
+        "sleep = type('Sleep', (), {'main': staticmethod(lambda: (print('ready', flush=True), time.sleep(60)))})\n"
+        "commands._module = lambda name: sleep\n"
+        "commands.run('pretrain')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert errors.startswith("interrupted; what was saved is kept, and the same call goes on")
+    assert len(errors.splitlines()) == 1, "no traceback"
 
 
 def test_a_training_that_diverged_has_an_exit_status_of_its_own(capsys):

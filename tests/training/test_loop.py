@@ -41,6 +41,7 @@ from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, validate_checkpoint
 from s3bert.training.log import read_log
 from s3bert.training.loop import train
+from s3bert.training.signals import StopRequest
 
 
 LENGTH = 24
@@ -117,6 +118,11 @@ def _pretrain_or_resume(output_dir: str, slowness: float) -> None:
     pretrain(Path(output_dir), slowness=slowness, resume_from_checkpoint="latest")
 
 
+def _pretrain_slowly(output_dir: str, slowness: float) -> None:
+    torch.set_num_threads(1)
+    pretrain(Path(output_dir), slowness=slowness, save_steps=60, resume_from_checkpoint="latest")
+
+
 def _count_fresh_pages(output_dir: str) -> None:
     torch.set_num_threads(1)
     faults = []
@@ -157,6 +163,61 @@ def test_a_run_killed_ten_times_at_random_moments_ends_with_the_losses_of_one_th
     assert exact(read_log(tmp_path / "log.jsonl")) == exact(read_log(whole_run / "log.jsonl"))
     ours, theirs = (AutoModelForMaskedLM.from_pretrained(folder).state_dict() for folder in (tmp_path, whole_run))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def started(folder: Path, slowness: float) -> processes.Process:
+    """A run that has made a step and been through no checkpoint."""
+    child = processes.Process(target=_pretrain_slowly, args=(str(folder), slowness))
+    child.start()
+    while child.exitcode is None and not ((folder / "log.jsonl").exists() and read_log(folder / "log.jsonl")):
+        time.sleep(0.02)
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_signal_stops_a_run_after_its_step_with_a_checkpoint(number, whole_run, tmp_path):
+    child = started(tmp_path, 0.2)
+    os.kill(child.pid, number)
+    child.join()
+    assert child.exitcode == 128 + number
+    (checkpoint,) = all_checkpoints(tmp_path)
+    assert read_log(tmp_path / "log.jsonl")[-1]["step"] == int(checkpoint.name.removeprefix("checkpoint-")) < 60
+    assert in_process(_pretrain_or_resume, str(tmp_path), 0.0) == 0
+    assert exact(read_log(tmp_path / "log.jsonl")) == exact(read_log(whole_run / "log.jsonl"))
+
+
+def test_the_first_signal_is_kept_and_told_and_the_handlers_come_back(capfd):
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as request:
+        signal.raise_signal(signal.SIGTERM)
+        assert request.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) == before, "the second one acts"
+    assert "SIGTERM: the run stops after this step, with a checkpoint." in capfd.readouterr().err
+    with StopRequest() as request:
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert request.signal is None
+
+
+def test_a_second_signal_leaves_at_once(tmp_path):
+    child = started(tmp_path, 4.0)
+    begin = time.monotonic()
+    os.kill(child.pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert child.exitcode is None, "the first one waits for the step"
+    os.kill(child.pid, signal.SIGTERM)
+    child.join()
+    assert child.exitcode == -signal.SIGTERM
+    assert time.monotonic() - begin < 2
+    assert not all_checkpoints(tmp_path)
+
+
+def test_the_clock_asks_for_checkpoints_and_changes_nothing(whole_run, tmp_path):
+    settings = {"save_steps": 60, "save_minutes": 1e-9, "save_total_limit": 0}
+    pretrain(tmp_path, max_train_steps=4, lr_decay_steps=60, logging_steps=3, **settings)
+    assert [int(folder.name.removeprefix("checkpoint-")) for folder in all_checkpoints(tmp_path)] == [1, 2, 3, 4]
+    (first, *_), whole = exact(read_log(tmp_path / "log.jsonl")), exact(read_log(whole_run / "log.jsonl"))
+    assert first["loss"] == sum(record["loss"] for record in whole if 0 < record["step"] <= 3 and "loss" in record) / 3
 
 
 def test_a_cut_checkpoint_is_named_and_the_one_before_it_taken(whole_run, tmp_path, caplog):

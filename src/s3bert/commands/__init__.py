@@ -5,10 +5,12 @@ that `--help` and a misspelt argument are answered at once. What it does is in `
 """
 
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import NamedTuple
 
 from s3bert.arguments import close_match
@@ -45,6 +47,12 @@ _OPTIONAL = {"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "pa
 _OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
 
 
+_INTERRUPTED = (
+    "interrupted; what was saved is kept, and the same call goes on from there, with --resume_from_checkpoint latest where a "
+    "command has that argument"
+)
+
+
 def main(argv: list[str] | None = None) -> None:
     """`s3bert COMMAND ...`: the command of that name, or the list of them."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -65,8 +73,15 @@ def run(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "datasets", "evaluate", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminate)
     with errors_in_a_line(name):
         _module(name).main()
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the process in order, so that what it has begun, jobs for one, is put away."""
+    print(_INTERRUPTED, file=sys.stderr)
+    sys.exit(128 + number)
 
 
 @contextmanager
@@ -90,10 +105,8 @@ def errors_in_a_line(name: str) -> Iterator[None]:
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit(
-            "interrupted; what was saved is kept, and the same call goes on from there, with "
-            "--resume_from_checkpoint latest where a command has that argument"
-        )
+        print(_INTERRUPTED, file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         from huggingface_hub.errors import StrictDataclassError  # not at the top: it imports an HTTP client
 

@@ -74,7 +74,10 @@ class TrainingConfig(Arguments):
         least=1, help="optimiser steps between evaluations; once an epoch by default", default=None
     )
     save_steps: int | None = option(
-        least=1, help="optimiser steps between checkpoints; by default at the end only", default=None
+        least=1, help="optimiser steps between checkpoints, beside those of save_minutes and at the end", default=None
+    )
+    save_minutes: float = option(
+        least=0, help="minutes after which there is a new checkpoint in any case; 0 for none by the clock", default=10.0
     )
     save_total_limit: int = option(least=0, help="checkpoints kept; 0 keeps all", default=2)
     resume_from_checkpoint: str | None = option(help="a checkpoint folder, or `latest` of output_dir", default=None)

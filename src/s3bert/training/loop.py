@@ -9,6 +9,7 @@ number of processes may change between two resumes.
 import contextlib
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -48,6 +49,7 @@ from .log import RunLog
 from .memory import keep_freed_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
 from .processes import process_state
+from .signals import StopRequest
 
 
 logger = logging.getLogger(__name__)
@@ -112,11 +114,14 @@ def train(
 
     Raises:
         ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run.
+        SystemExit: a signal asked the run to stop; a checkpoint of the last step is there. The status is 128 and the signal's number.
         FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
         OSError: a checkpoint could not be written; the earlier ones are whole.
     """
     with deterministic_algorithms() if config.deterministic else contextlib.nullcontext():
-        return _Run(model, batches, config, evaluate, tokenizer, around_step).train()
+        run = _Run(model, batches, config, evaluate, tokenizer, around_step)
+        with run.stop_request:
+            return run.train()
 
 
 @contextlib.contextmanager
@@ -157,6 +162,7 @@ class _Run:
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()  # a quarter of a step's time, and more of an evaluation's
         self.main = self.accelerator.is_main_process
+        self.stop_request = StopRequest(speaks=self.main)
         self.total_steps = config.total_steps(len(batches))
         schedule_steps = config.schedule_steps(self.total_steps)
         self.identity = {"seed": config.seed, "global_batch_size": config.sequences_per_step}
@@ -209,7 +215,10 @@ class _Run:
             num_workers=config.dataloader_num_workers,
         )
         eval_steps = config.eval_steps or len(self.batches)
-        self.window = torch.zeros((), device=self.accelerator.device)
+        # In float64 the sum does not depend on when it is collected, which a clock or a signal may decide.
+        exact = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
+        self.window = torch.zeros((), dtype=exact, device=self.accelerator.device)
+        self.saved = time.monotonic()
         self.first_bad_step = torch.full((), -1, device=self.accelerator.device)
         bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
         self.model.train()
@@ -230,7 +239,9 @@ class _Run:
                 evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
                 saves = last or (config.save_steps and progress.step % config.save_steps == 0)
                 logs = last or progress.step % config.logging_steps == 0
-                if logs or evaluates or saves:
+                # Several processes agree on these when they meet, at a log record.
+                asked = any(self._wishes()) and self.accelerator.num_processes == 1
+                if logs or evaluates or saves or asked:
                     self._collect_losses()
                     elapsed = time.perf_counter() - clock
                     progress.seconds += elapsed
@@ -239,9 +250,18 @@ class _Run:
                         bar.set_postfix(self._log_training())
                     if evaluates:
                         stopped = self._evaluate()
-                    if saves or stopped or (evaluates and self._keeps_best() == progress.step):
+                    if (
+                        saves
+                        or stopped
+                        or self.stops
+                        or self.due
+                        or (evaluates and self._keeps_best() == progress.step)
+                    ):
                         self._save_checkpoint()
                     clock = time.perf_counter()
+                    if self.stops and not (last or stopped):
+                        bar.close()
+                        self._leave()
                 if stopped:
                     break
         bar.close()
@@ -300,10 +320,32 @@ class _Run:
                 f"checkpoint is {whole[-1] if whole else 'none'}. Lower --learning_rate, lengthen --num_warmup_steps, or "
                 "use bf16 rather than fp16."
             )
-        loss = self.accelerator.reduce(self.window, "sum").item()
+        wishes = torch.tensor(self._wishes(), dtype=self.window.dtype, device=self.window.device)
+        loss, stops, due = self.accelerator.reduce(torch.cat([self.window[None], wishes]), "sum").tolist()
+        self.stops, self.due = bool(stops), bool(due)
         self.progress.loss_sum += loss
         self.progress.window_loss += loss
         self.window.zero_()
+
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether this process was asked to stop, and whether the clock asks it for a checkpoint."""
+        minutes = self.config.save_minutes
+        due = self.main and minutes > 0 and time.monotonic() - self.saved > 60 * minutes
+        return self.stop_request.signal is not None, due
+
+    def _leave(self) -> None:
+        """Ends the process as the signal asked."""
+        number = self.stop_request.signal or signal.SIGTERM  # of another process
+        if self.main:
+            logger.warning(
+                "%s: stopped after step %d of %d, with %s. The same command goes on from there, with --resume_from_checkpoint "
+                "latest where it has that argument.",
+                number.name,
+                self.progress.step,
+                self.total_steps,
+                self.checkpoint,
+            )
+        raise SystemExit(128 + number)
 
     def _log_training(self) -> dict[str, str]:
         """Writes a log record of the steps since the last one; returns what the progress bar shows."""
@@ -422,6 +464,7 @@ class _Run:
 
     def _save_checkpoint(self) -> None:
         accelerator, progress = self.accelerator, self.progress
+        self.saved = time.monotonic()
         self.checkpoint = self.output_dir / f"checkpoint-{progress.step}"
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         optimizer_state = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
