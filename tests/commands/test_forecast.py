@@ -181,6 +181,7 @@ def test_any_step_is_found_and_has_one_name_with_and_without_holes(step, holes):
         ),
         (lambda t: t.assign(sine=t["sine"].where(t.index > 130)), "'sine' has no value .* the rows to train on"),
         (lambda t: t.assign(**{"": ""}), "'Unnamed: 3' has no value .* the rows to train on"),
+        (lambda t: t.rename(columns={"flat": "date"}), "the column 'date' is one to forecast, and forecast.csv has"),
         (lambda t: t.head(2), "The series has 2 rows"),
         (lambda t: t.head(30), "The series has 30 rows; to read 48 steps, forecast 24 and hold 24 out, 96 are needed"),
     ],
@@ -248,6 +249,14 @@ def test_the_largest_values_allowed_give_finite_forecasts_and_errors(folder, tmp
     table.assign(huge=[1e100, -1e100] * 75).to_csv(tmp_path / "large.csv", index=False)
     assert np.isfinite(run(tmp_path / "large.csv", tmp_path / "out", "--prediction_length", "6")).all(axis=None)
     assert np.isfinite(list(json.loads((tmp_path / "out/errors.json").read_text()).values())).all()
+
+
+def test_a_name_with_a_dollar_sign_is_drawn_as_it_is(folder, tmp_path):
+    table = pd.read_csv(folder / "series.csv").rename(columns={"sine": r"$\no{$"})
+    table.to_csv(tmp_path / "dollars.csv", index=False)
+    result = run(tmp_path / "dollars.csv", tmp_path / "out", "--prediction_length", "6")
+    assert list(result.columns) == [r"$\no{$", "flat"]
+    assert (tmp_path / "out/forecast.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_damaged_model_writes_no_forecast(folder, tmp_path):
