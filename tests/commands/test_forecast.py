@@ -243,6 +243,15 @@ def test_a_value_too_large_to_compute_with_is_named_wherever_it_stands(folder, t
         assert not (tmp_path / "out").exists()
 
 
+def test_a_cell_beside_which_all_others_are_alike_is_told(folder, tmp_path, caplog):
+    table = pd.read_csv(folder / "series.csv")
+    table.loc[3, "sine"] = 1e30
+    table.to_csv(tmp_path / "outlier.csv", index=False)
+    run(tmp_path / "outlier.csv", tmp_path / "out", "--prediction_length", "6")
+    (warning,) = [record.message for record in caplog.records if "alike to the model" in record.message]
+    assert warning.startswith("Column 'sine' is 1e+30 at 2024-02-28 03:00:00: beside that"), "and 'flat' is constant"
+
+
 def test_the_largest_values_allowed_give_finite_forecasts_and_errors(folder, tmp_path):
     table = pd.read_csv(folder / "series.csv")
     table.loc[[135, 149], "sine"] = 4e14

@@ -1,6 +1,7 @@
 """A forecaster of somebody's own series: trained on it, or loaded and checked against it."""
 
 import json
+import logging
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from s3bert.tasks.series import Series
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.loop import train
 
+
+logger = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2  # of the rows
 _BATCH = 32
@@ -73,6 +76,21 @@ def _standardise(series: Series, mean: np.ndarray, deviation: np.ndarray) -> np.
     return standardised
 
 
+def _warn_of_outliers(series: Series, standardised: np.ndarray, rows: slice) -> None:
+    """Says so where values of those rows differ, but no longer do in the model's float32: an outlier has made them one."""
+    values, seen = series.values[rows], standardised[rows].astype(np.float32)
+    lost = (np.fmax.reduce(values) > np.fmin.reduce(values)) & (np.fmax.reduce(seen) == np.fmin.reduce(seen))
+    for column in np.flatnonzero(lost):
+        row = int(np.nanargmax(np.abs(standardised[:, column])))
+        logger.warning(
+            "Column %r is %g at %s: beside that, its other values are all alike to the model, and its forecast means nothing. "
+            "Correct that cell, or leave it empty.",
+            series.names[column],
+            series.values[row, column],
+            series.dates.iloc[row],
+        )
+
+
 def train_forecaster(
     series: Series,
     step: str,
@@ -118,6 +136,7 @@ def train_forecaster(
     _check_known(series, slice(total - context, total), "that the forecast reads")
     mean, deviation = scaling(series.values[: total - held_out])
     standardised = _standardise(series, mean, deviation)
+    _warn_of_outliers(series, standardised, slice(total - held_out, total))
     config = S3ForecastConfig(
         context_length=context,
         prediction_length=horizon,
