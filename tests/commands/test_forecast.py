@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from s3bert.commands import forecast
+from s3bert.models.modeling_forecast import S3ForecastModel
 from s3bert.tasks.series import Series, future_dates, read_series, regularize
 
 
@@ -180,6 +181,7 @@ def test_any_step_is_found_and_has_one_name_with_and_without_holes(step, holes):
         ),
         (lambda t: t.assign(sine=t["sine"].where(t.index > 130)), "'sine' has no value .* the rows to train on"),
         (lambda t: t.assign(**{"": ""}), "'Unnamed: 3' has no value .* the rows to train on"),
+        (lambda t: t.rename(columns={"flat": "date"}), "the column 'date' is one to forecast, and forecast.csv has"),
         (lambda t: t.head(2), "The series has 2 rows"),
         (lambda t: t.head(30), "The series has 30 rows; to read 48 steps, forecast 24 and hold 24 out, 96 are needed"),
     ],
@@ -219,6 +221,60 @@ def test_errors_of_a_series_with_holes_are_numbers(folder, tmp_path):
     run(tmp_path / "holey.csv", tmp_path / "out", "--prediction_length", "6")
     errors = json.loads((tmp_path / "out/errors.json").read_text())
     assert np.isfinite(list(errors.values())).all()
+
+
+def test_a_value_too_large_to_compute_with_is_named_wherever_it_stands(folder, tmp_path):
+    """1e30 fits into float32, its square does not."""
+    table = pd.read_csv(folder / "series.csv")
+    file, train = tmp_path / "large.csv", ["--prediction_length", "6"]
+    load = ["--model_name_or_path", str(folder / "model")]
+    overflows = r"line {}: '1e\+308' in column 'sine' is too large"
+    too_far = r"'sine' is 1e\+30 at {}, over 1e\+15 standard deviations"
+    for row, value, words, message in (
+        (3, 1e308, train, overflows),  # of the rows trained on
+        (149, 1e308, load, overflows),
+        (130, 1e30, train, too_far),  # of the rows held out
+        (149, 1e30, train, too_far),
+        (149, 1e30, load, too_far),
+    ):
+        table.assign(sine=table["sine"].where(table.index != row, value)).to_csv(file, index=False)
+        with pytest.raises(ValueError, match=message.format(row + 2 if value > 1e100 else table["when"][row])):
+            run(file, tmp_path / "out", *words)
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_cell_beside_which_all_others_are_alike_is_told(folder, tmp_path, caplog):
+    table = pd.read_csv(folder / "series.csv")
+    table.loc[3, "sine"] = 1e30
+    table.to_csv(tmp_path / "outlier.csv", index=False)
+    run(tmp_path / "outlier.csv", tmp_path / "out", "--prediction_length", "6")
+    (warning,) = [record.message for record in caplog.records if "alike to the model" in record.message]
+    assert warning.startswith("Column 'sine' is 1e+30 at 2024-02-28 03:00:00: beside that"), "and 'flat' is constant"
+
+
+def test_the_largest_values_allowed_give_finite_forecasts_and_errors(folder, tmp_path):
+    table = pd.read_csv(folder / "series.csv")
+    table.loc[[135, 149], "sine"] = 4e14
+    table.assign(huge=[1e100, -1e100] * 75).to_csv(tmp_path / "large.csv", index=False)
+    assert np.isfinite(run(tmp_path / "large.csv", tmp_path / "out", "--prediction_length", "6")).all(axis=None)
+    assert np.isfinite(list(json.loads((tmp_path / "out/errors.json").read_text()).values())).all()
+
+
+def test_a_name_with_a_dollar_sign_is_drawn_as_it_is(folder, tmp_path):
+    table = pd.read_csv(folder / "series.csv").rename(columns={"sine": r"$\no{$"})
+    table.to_csv(tmp_path / "dollars.csv", index=False)
+    result = run(tmp_path / "dollars.csv", tmp_path / "out", "--prediction_length", "6")
+    assert list(result.columns) == [r"$\no{$", "flat"]
+    assert (tmp_path / "out/forecast.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_damaged_model_writes_no_forecast(folder, tmp_path):
+    model = S3ForecastModel.from_pretrained(folder / "model")
+    model.config.channel_deviations[1] = math.inf
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"The forecast of column 'flat' is (nan|-?inf) in row 1: .* Train it again"):
+        run(folder / "series.csv", tmp_path / "out", "--model_name_or_path", str(tmp_path / "model"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_short_series_for_a_saved_model_is_named(folder, tmp_path):

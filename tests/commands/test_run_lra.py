@@ -3,6 +3,8 @@
 import gzip
 import inspect
 import json
+import math
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -431,6 +433,73 @@ def test_a_file_damaged_anywhere_is_named(task, file, data, tmp_path):
         damaged[place : place + 30] = np.random.default_rng(number).bytes(30)
         (folder / file).write_bytes(whole[:-1] if task == "retrieval" else damaged)
         with pytest.raises(ValueError, match=file):
+            LRA_TASKS[task].read(folder, 16)
+
+
+def write_reviews(folder: Path, *rows: object) -> None:
+    for split in ("train", "test"):
+        with gzip.open(folder / f"{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("label", [0.7, 1.0, "1", True, None, 5, -1, math.nan, [1]])
+def test_a_review_with_a_label_of_no_class_is_named(label, tmp_path):
+    write_reviews(tmp_path, *[{"text": "bad", "label": 0}] * 11, {"text": "good", "label": label})
+    message = re.escape(f"train.jsonl.gz, line 12: label {label!r}, which must be one of 0 to 1")
+    with pytest.raises(ValueError, match=message):
+        LRA_TASKS["text"].read(tmp_path, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(3, "its text is 3"), (None, "its text is None"), ("\ud800", "surrogates")]
+)
+def test_a_review_without_text_is_named(text, reason, tmp_path):
+    write_reviews(tmp_path, {"text": "bad", "label": 0}, {"text": text, "label": 1})
+    with pytest.raises(ValueError, match=rf"train.jsonl.gz, line 2: not a review with text and label \(.*{reason}"):
+        LRA_TASKS["text"].read(tmp_path, 16)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train_y": np.full(45_001, 0.5)}, "train_y, row 0: label 0.5, which must be one of 0 to 9"),
+        ({"train_y": np.full(45_001, "1")}, "train_y, row 0: label '1', which must be one of 0 to 9"),
+        ({"test_y": np.array([3, 9, 10])}, "test_y, row 2: label 10, which must be one of 0 to 9"),
+        ({"test_y": np.array([3, -1, 10])}, "test_y, row 1: label -1, which must be .*unlabelled test set"),
+        ({"test_y": np.array([3, 9])}, r"test_x is uint8 \(3, 4\) and test_y \(2,\); .*a label for each image"),
+        ({"test_x": np.zeros((3, 4))}, r"test_x is float64 \(3, 4\)"),
+        ({"test_x": np.zeros((0, 4), np.uint8), "test_y": np.zeros(0, int)}, "test_y has no examples"),
+        ({"train_x": np.zeros((9, 4), np.uint8), "train_y": np.zeros(9, int)}, "has 9 images in train_x: 45,000 are"),
+    ],
+)
+def test_images_of_no_class_or_of_another_number_than_labels_are_named(changed, message, tmp_path):
+    arrays = {"train_x": np.zeros((45_001, 4), np.uint8), "train_y": np.zeros(45_001, np.uint8)}
+    arrays |= {"test_x": np.zeros((3, 4), np.uint8), "test_y": np.arange(3)}
+    np.savez(tmp_path / "cifar10_gray.npz", **arrays | changed)
+    with pytest.raises(ValueError, match=rf"cifar10_gray.npz.*{message}"):
+        LRA_TASKS["image"].read(tmp_path, 16)
+
+
+@pytest.mark.parametrize("label", ["0.7", "5", "-1", "nan", "", "\N{SUPERSCRIPT ONE}"])
+def test_a_pair_of_papers_with_a_label_of_no_class_is_named(label, tmp_path):
+    lines = ["1.0\tA\tB\tone\ttwo", "", f"{label}\tA\tB\tone\ttwo"]  # an empty line is skipped, and counts
+    (tmp_path / "new_aan_pairs.train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"train.tsv, line 3: label '{label}', which must be one of 0 to 1"):
+        LRA_TASKS["retrieval"].read(tmp_path, 16)
+
+
+def test_a_file_without_examples_is_named(data, tmp_path):
+    (tmp_path / "new_aan_pairs.train.tsv").write_bytes(b"\n")
+    with pytest.raises(ValueError, match=r"new_aan_pairs.train.tsv has no examples: it is empty or cut"):
+        LRA_TASKS["retrieval"].read(tmp_path, 16)
+    for rows, message in ((0, "train.jsonl.gz has no examples"), (9, "has 9 reviews, .* give at least 10")):
+        write_reviews(tmp_path, *[{"text": "bad", "label": 0}] * rows)
+        with pytest.raises(ValueError, match=message):
+            LRA_TASKS["text"].read(tmp_path, 16)
+    for name, task in (("train.jsonl.gz", "text"), ("cifar10_gray.npz", "image"), ("basic_train.tsv", "listops")):
+        folder = shutil.copytree(data / task, tmp_path / task)
+        (folder / name).write_bytes(b"")
+        with pytest.raises(ValueError, match=name):
             LRA_TASKS[task].read(folder, 16)
 
 

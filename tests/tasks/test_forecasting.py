@@ -73,6 +73,17 @@ def test_a_file_is_read_packed_or_not_with_missing_values(tmp_path):
         (["  ", *ROWS], {}, "the first line is empty, and its place is the header's"),
         (["date\ta", "2020-01-01\t1"], {}, r"have '\\t' between them"),
         (["date,a , a", "2020-01-01,1,2"], {}, "has two columns 'a'"),
+        (["date,HUFL,b,HUFL", "2020-01-01,1,2,3"], {}, "has two columns 'HUFL'"),
+        (ROWS, {"columns": ["a", "b", "a"]}, "columns = a b a: 'a' stands there twice"),
+        ([*ROWS, "2020-01-04,1,-1e308"], {}, "line 5: '-1e308' in column 'b' is too large: values go from -1e\\+100"),
+        *(
+            (["date,a,b", "2020-01-01,1,2", f"2020-01-02,{cell},2"], {}, f"line 3: '{cell}' in column 'a' is")
+            for cell in ("1.01e100", "-inf")
+        ),
+        *(
+            ([f'date,b,"{name}"', "2020-01-01,1,2"], {}, r"column .[=+@-]cmd\|.* would run it as a formula. Rename")
+            for name in ("=cmd|' /C calc'!A0", "+cmd|1", "-cmd|1", "@cmd|1", "\t=cmd|1", " =cmd|1")
+        ),
         (["date,a", "Jan-20,1"], {}, "line 2: 'Jan-20' in column 'date' is no date"),
         (["date,a", "10:00,1"], {}, "line 2: '10:00' in column 'date' is no date"),
         (["date,a", "10:00:00.123456,1"], {}, "'10:00:00.123456' in column 'date' is no date of the form 2020-12-31"),
@@ -115,6 +126,29 @@ def test_dates_are_read_as_iso_8601_or_in_the_format_that_is_named(tmp_path, dat
     series = read_series(file, date_format=date_format)
     assert series.names == ["a"], "blanks around names are none of theirs"
     assert series.dates.tolist() == [pd.Timestamp(first), pd.Timestamp(second)]
+
+
+def test_a_column_whose_name_is_a_formula_need_not_be_forecast(tmp_path):
+    file = write(tmp_path, ["date,a,=b", "2020-01-01,1,2"])
+    assert read_series(file, columns=["a"]).names == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("latin1", r"\(it has the byte 0xf6\), perhaps in latin1\. .* iconv -f latin1 -t utf-8"),
+        ("utf-16", r"\(it has the byte 0xff\), perhaps in utf-16\. .* iconv -f utf-16 -t utf-8"),
+    ],
+)
+def test_a_file_of_another_encoding_than_utf_8_is_refused(tmp_path, encoding, message):
+    rows = "date,Gr\u00f6\u00dfe\n2020-01-01,1\n"
+    file = tmp_path / "series.csv"
+    file.write_bytes(rows.encode(encoding))
+    with pytest.raises(ValueError, match=rf"series.csv is not in UTF-8 {message}"):
+        read_series(file)
+    file.write_bytes(rows.encode("utf-8-sig"))
+    series = read_series(file)
+    assert series.names == ["Gr\u00f6\u00dfe"]
 
 
 def test_a_missing_and_a_cut_file_are_named(tmp_path):
@@ -202,6 +236,9 @@ def test_scaling_takes_missing_and_constant_values():
     mean, deviation = scaling(np.array([[1.0, 4.0], [math.nan, 4.0], [3.0, 4.0]]))
     assert mean.tolist() == [2, 4]
     assert deviation.tolist() == [1, 1]
+    values = np.full((99, 1), 0.1)
+    assert scaling(values)[0] != values[0], "a rounded mean, from which every value deviates"
+    assert scaling(values)[1] == 1
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the benchmark's files are not beside the project")

@@ -127,8 +127,8 @@ def test_a_folder_of_gzipped_lines_loads_and_says_what_it_lacks(tmp_path, caplog
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"sentence": "w1", "label": -1}, r"row 2 has label -1, .* one of 0 to 1 \(-1 marks the unlabelled"),
-        ({"sentence": "w1", "label": 2}, "row 2 has label 2"),
+        ({"sentence": "w1", "label": -1}, r"row 2: label -1, .* one of 0 to 1 \(.*\); -1 marks an unlabelled test set"),
+        ({"sentence": "w1", "label": 2}, "row 2: label 2, which must be one of 0 to 1"),
         ({"sentence": None, "label": 1}, "1 rows have no 'sentence'"),
     ],
 )
@@ -140,8 +140,26 @@ def test_rows_a_task_cannot_use_are_refused(tmp_path, row, message):
         load_task("cola", str(tmp_path))
 
 
+def test_numbers_in_place_of_text_are_named(tmp_path):
+    for split in ("train", "validation"):
+        write_rows(tmp_path / f"sst2/{split}.jsonl.gz", [{"sentence": 3, "label": 1}])
+    with pytest.raises(ValueError, match="column 'sentence' holds int64, which must be text"):
+        load_task("sst2", str(tmp_path))
+
+
+def test_a_score_that_is_no_finite_number_is_refused(tmp_path):
+    for score, shown in ((math.inf, "inf"), (True, "True")):
+        for split in ("train", "validation"):
+            write_rows(tmp_path / f"stsb/{split}.jsonl.gz", [{"sentence1": "w1", "sentence2": "w2", "label": score}])
+        with pytest.raises(ValueError, match=f"row 0: label {shown}, which must be a finite number"):
+            load_task("stsb", str(tmp_path))
+
+
 def test_a_missing_column_and_labels_in_words_are_named(tmp_path):
-    for text, label, message in (("text", 1, "no column sentence"), ("sentence", "good", r"must be 0 to 1 \(negative")):
+    for text, label, message in (
+        ("text", 1, "no column sentence"),
+        ("sentence", "good", r"row 0: label 'good', which must be one of 0 to 1 \(negative, positive\)"),
+    ):
         for split in ("train", "validation"):
             write_rows(tmp_path / f"sst2/{split}.jsonl.gz", [{text: "w1", "label": label}])
         with pytest.raises(ValueError, match=message):

@@ -194,9 +194,10 @@ def test_bounds_that_no_or_too_few_expressions_meet_are_errors_that_leave_no_fil
     [
         ("[MAX 2 9 ]", "1 columns, which must be 2"),
         ("[MAX 2 9 ]\t9\t9", "3 columns"),
-        ("[MAX 2 9 ]\t", "label '', which must be a digit"),
+        ("[MAX 2 9 ]\t", "label '', which must be one of 0 to 9"),
         ("[MAX 2 9 ]\t10", "label '10'"),
         ("[MAX 2 9 ]\tx", "label 'x'"),
+        ("[MAX 2 9 ]\t-1", "label '-1'"),
         ("[MAX 2 [MIN 9 3 ]\t3", "unclosed brackets"),
         ("\t3", "an expression that is empty"),
         ("[MAX 2 \xff ]\t2", "not plain ASCII"),
@@ -225,7 +226,7 @@ def test_words_and_a_file_of_a_header_alone_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"basic_val.tsv, line 2: 'hello world' has tokens that are no operator"):
         read_listops(tmp_path / "basic_val.tsv")
     (tmp_path / "basic_val.tsv").write_text("Source\tTarget\n")
-    with pytest.raises(ValueError, match=r"basic_val.tsv has no rows below its header"):
+    with pytest.raises(ValueError, match=r"basic_val.tsv has no examples: it is empty or cut"):
         read_listops(tmp_path / "basic_val.tsv")
 
 

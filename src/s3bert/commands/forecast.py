@@ -61,6 +61,11 @@ def main(argv: list[str] | None = None) -> "pd.DataFrame":
     series, step = regularize(
         read_series(Path(arguments.csv_file), arguments.date_column, arguments.columns or None, arguments.date_format)
     )
+    if "date" in series.names:
+        raise ValueError(
+            f"{arguments.csv_file}: the column 'date' is one to forecast, and forecast.csv has its dates in a column of that name. "
+            "Rename it, or name it as --date_column."
+        )
     missing = int(np.isnan(series.values).any(1).sum())
     print(
         f"{len(series.values):,} rows from {series.dates.iloc[0]} to {series.dates.iloc[-1]}, step {step}, {missing:,} with gaps"

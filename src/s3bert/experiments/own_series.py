@@ -1,6 +1,7 @@
 """A forecaster of somebody's own series: trained on it, or loaded and checked against it."""
 
 import json
+import logging
 import zlib
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from s3bert.training.arguments import TrainingConfig
 from s3bert.training.loop import train
 
 
+logger = logging.getLogger(__name__)
+
 _HELD_OUT = 0.2  # of the rows
 _BATCH = 32
+_LARGEST = 1e15  # deviations from the mean: sums of their squares are still finite in the model's float32
 
 
 def _claim(folder: Path, settings: dict[str, Any], series: Series) -> None:
@@ -50,6 +54,40 @@ def _check_known(series: Series, rows: slice, purpose: str) -> None:
         raise ValueError(
             f"Column {series.names[int(empty.argmax())]!r} has no value from {dates.iloc[0]} to {dates.iloc[-1]}, the rows "
             f"{purpose}. Fill it, leave out rows at the end that have no values yet, or name other columns (--columns)."
+        )
+
+
+def _standardise(series: Series, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Values (T, C) less the means, divided by the deviations, NaN where missing.
+
+    Raises:
+        ValueError: one is too large for a model that computes in float32.
+    """
+    with np.errstate(over="ignore"):
+        standardised = (series.values - mean) / deviation
+    large = np.argwhere(np.abs(standardised) > _LARGEST)
+    if len(large):
+        row, column = large[0]
+        raise ValueError(
+            f"Column {series.names[column]!r} is {series.values[row, column]:g} at {series.dates.iloc[row]}, over {_LARGEST:g} standard "
+            f"deviations ({deviation[column]:g}) from the mean ({mean[column]:g}) of the rows trained on: no forecast can be computed. "
+            "Correct it, or leave the cell empty."
+        )
+    return standardised
+
+
+def _warn_of_outliers(series: Series, standardised: np.ndarray, rows: slice) -> None:
+    """Says so where values of those rows differ, but no longer do in the model's float32: an outlier has made them one."""
+    values, seen = series.values[rows], standardised[rows].astype(np.float32)
+    lost = (np.fmax.reduce(values) > np.fmin.reduce(values)) & (np.fmax.reduce(seen) == np.fmin.reduce(seen))
+    for column in np.flatnonzero(lost):
+        row = int(np.nanargmax(np.abs(standardised[:, column])))
+        logger.warning(
+            "Column %r is %g at %s: beside that, its other values are all alike to the model, and its forecast means nothing. "
+            "Correct that cell, or leave it empty.",
+            series.names[column],
+            series.values[row, column],
+            series.dates.iloc[row],
         )
 
 
@@ -97,7 +135,8 @@ def train_forecaster(
     _check_known(series, slice(total - held_out, total), "held out to measure by")
     _check_known(series, slice(total - context, total), "that the forecast reads")
     mean, deviation = scaling(series.values[: total - held_out])
-    standardised = (series.values - mean) / deviation
+    standardised = _standardise(series, mean, deviation)
+    _warn_of_outliers(series, standardised, slice(total - held_out, total))
     config = S3ForecastConfig(
         context_length=context,
         prediction_length=horizon,
@@ -167,9 +206,22 @@ def load_forecaster(
 
 @torch.no_grad()
 def forecast(model: S3ForecastModel, series: Series) -> np.ndarray:
-    """The steps after the series, (H, C), on its own scale."""
+    """The steps after the series, (H, C), on its own scale.
+
+    Raises:
+        ValueError: a value that is read is too large, or one that is forecast no finite number.
+    """
     config = model.config
     mean, deviation = np.array(config.channel_means), np.array(config.channel_deviations)
-    past = (series.values[-config.context_length :] - mean) / deviation
+    rows = slice(-config.context_length, None)
+    past = _standardise(Series(series.values[rows], series.names, series.dates.iloc[rows]), mean, deviation)
     past = torch.from_numpy(past).float()[None].to(model.device)
-    return model.eval()(past_values=past).prediction_outputs[0].double().cpu().numpy() * deviation + mean
+    ahead = model.eval()(past_values=past).prediction_outputs[0].double().cpu().numpy() * deviation + mean
+    wrong = np.argwhere(~np.isfinite(ahead))
+    if len(wrong):
+        step, column = wrong[0]
+        raise ValueError(
+            f"The forecast of column {series.names[column]!r} is {ahead[step, column]} in row {step + 1}: the model's weights or "
+            "scales are damaged, or its training went astray. Train it again in another folder, with a lower --learning_rate."
+        )
+    return ahead

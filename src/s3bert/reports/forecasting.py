@@ -292,7 +292,7 @@ def plot_columns(
     for place, (axes, name) in enumerate(zip(panels[:, 0], names, strict=True)):
         axes.plot(dates, values[:, place], color="black", linewidth=1, label="observed")
         axes.plot(future_dates, forecasts[:, place], color="C0", linewidth=1.5, label="forecast")
-        axes.set(ylabel=name)
+        axes.set_ylabel(name, parse_math=False)  # "$" is a currency
         axes.grid(alpha=0.3)
     panels[0, 0].legend(fontsize="small")
     save(figure, file, dpi=130)

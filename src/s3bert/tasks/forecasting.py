@@ -71,11 +71,12 @@ FORECAST_DATASETS: Mapping[str, ForecastDataset] = {
 
 def scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations of variables, (C,), over values (T, C) that are there; a constant's deviation is 1."""
+    varies = np.fmax.reduce(values) > np.fmin.reduce(values)  # a constant's mean, rounded, may differ from it
     there = ~np.isnan(values)
     count = np.maximum(there.sum(0), 1)
     mean = np.where(there, values, 0.0).sum(0) / count
     deviation = np.sqrt(np.where(there, (values - mean) ** 2, 0.0).sum(0) / count)
-    return mean, np.where(deviation > 0, deviation, 1.0)
+    return mean, np.where(varies & (deviation > 0), deviation, 1.0)
 
 
 class Windows:

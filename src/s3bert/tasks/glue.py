@@ -24,6 +24,8 @@ from s3bert.data.sources import load_source, parse_sources
 from s3bert.data.synthetic import synthetic_acceptability
 from s3bert.files import replacing, table
 
+from .labels import check_labels
+
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ def load_task(name: str, source: str = "nyu-mll/glue") -> dict[str, Dataset]:
     Raises:
         MissingSplitError: no training split, or not the split the task is scored on. A missing further evaluation split
             (mnli's validation_mismatched) is logged and left out.
-        ValueError: unknown task, missing column, empty text, label that the task does not have.
+        ValueError: unknown task, missing column, a text that is missing or none, label that the task does not have.
         OSError: the source cannot be reached or read, or has no such task.
     """
     task = find_task(name)
@@ -223,18 +225,11 @@ def _check_rows(rows: Dataset, task: GlueTask, where: str) -> None:
     for column in (*task.columns, "label"):
         if nulls := rows.data.column(column).null_count:
             raise ValueError(f"{where}: {nulls} rows have no {column!r}; take them out.")
-    labels = np.asarray(rows.with_format("numpy")["label"][:])
-    if labels.dtype.kind not in ("iuf" if task.label_names is None else "iu"):
-        wanted = (
-            "numbers" if task.label_names is None else f"0 to {task.num_labels - 1} ({', '.join(task.label_names)})"
-        )
-        raise ValueError(f"{where}: labels such as {labels[0]!r}, but they must be {wanted}.")
-    wrong = ~np.isfinite(labels) if task.label_names is None else (labels < 0) | (labels >= task.num_labels)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        allowed = "finite" if task.label_names is None else f"one of 0 to {task.num_labels - 1}"
-        hint = " (-1 marks the unlabelled test set)" if labels[row] == -1 else ""
-        raise ValueError(f"{where}: row {row} has label {labels[row]}, which must be {allowed}{hint}.")
+    for column in task.columns:
+        if (found := rows.features[column].dtype) not in ("string", "large_string"):
+            raise ValueError(f"{where}: column {column!r} holds {found}, which must be text; quote it, in JSON lines.")
+    names = task.label_names
+    check_labels(rows["label"][:], names and len(names), where, names=names or ())
 
 
 class GlueMetric(evaluate.Metric):

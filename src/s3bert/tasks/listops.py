@@ -16,6 +16,8 @@ from tqdm.auto import tqdm
 
 from s3bert.files import replacing
 
+from .labels import check_labels
+
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 # The operators, the digits, the closing bracket, in this order; the benchmark leaves the order open.
@@ -34,6 +36,7 @@ FRUITLESS_DRAWS = 1_000_000  # the official bounds bring a new row every dozen d
 
 _NAMES = ["", *TOKENS]
 _CLOSING = TOKENS["]"]
+_VALUES = {str(value): value for value in range(10)}
 
 
 def _draw_shapes(
@@ -209,8 +212,6 @@ def read_listops(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
             expression, *columns = line.rstrip("\n").split("\t")
             if len(columns) != 1:
                 raise ValueError(f"{file}, line {number}: {1 + len(columns)} columns, which must be 2; is it cut?")
-            if len(columns[0]) != 1 or not columns[0].isdigit():
-                raise ValueError(f"{file}, line {number}: label {columns[0]!r}, which must be a digit")
             if not expression.strip() or expression.count("[") != expression.count("]"):
                 raise ValueError(f"{file}, line {number}: an expression that is empty or has unclosed brackets")
             row = encode(expression)
@@ -219,7 +220,6 @@ def read_listops(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
                     f"{file}, line {number}: {expression[:40]!r} has tokens that are no operator, digit or bracket"
                 )
             rows.append(row)
-            labels.append(int(columns[0]))
-    if not rows:
-        raise ValueError(f"{file} has no rows below its header; is it cut?")
+            labels.append(_VALUES.get(columns[0], columns[0]))
+    check_labels(labels, len(_VALUES), str(file), range(2, len(labels) + 2))
     return rows, np.array(labels, np.int64)

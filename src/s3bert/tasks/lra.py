@@ -10,6 +10,7 @@ import gzip
 import json
 import lzma
 import math
+import reprlib
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from torch import nn
 from s3bert.data.shuffled import ShuffledBatches
 
 from .evaluation import shard_batches
+from .labels import check_labels
 from .listops import read_listops
 from .mlm import Masking
 from .pathfinder_files import read_pathfinder
@@ -171,18 +173,26 @@ def read_text(folder: Path, max_length: int) -> dict[str, Examples]:
             with gzip.open(file, "rt", encoding="utf-8", newline="\n") as lines:
                 for line in lines:
                     row = json.loads(line)
-                    sequences.append(
-                        np.frombuffer(row["text"].encode("utf-8")[:max_length], np.uint8).astype(np.int16) + 1
-                    )
-                    labels.append(row["label"])
+                    text, label = row["text"], row["label"]
+                    if not isinstance(text, str):
+                        raise TypeError(f"its text is {reprlib.repr(text)}")
+                    sequences.append(np.frombuffer(text.encode("utf-8")[:max_length], np.uint8).astype(np.int16) + 1)
+                    labels.append(label)
         except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
             raise ValueError(f"{file} is damaged after {len(labels)} reviews ({error}): copy it again.") from error
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{file}, line {len(labels) + 1}: not a review with text and label ({error}).") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{file}, line {len(labels) + 1}: not a review with text and label ({error}). Correct it, or take it out."
+            ) from error
+        check_labels(labels, 2, str(file), range(1, len(labels) + 1))
         splits[split] = (sequences, np.array(labels))
     sequences, labels = splits["train"]
     order = np.random.default_rng(0).permutation(len(labels))
     held_out = len(labels) // 10
+    if not held_out:
+        raise ValueError(
+            f"{folder / 'train.jsonl.gz'} has {len(labels)} reviews, of which a tenth is held out for validation: give at least 10."
+        )
     parts = {"train": order[held_out:], "validation": order[:held_out]}
     examples = {name: Examples([sequences[i] for i in rows], labels[rows], max_length) for name, rows in parts.items()}
     return examples | {"test": Examples(*splits["test"], max_length)}
@@ -195,8 +205,29 @@ def read_image(folder: Path, max_length: int) -> dict[str, Examples]:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             train, labels, test, test_labels = (arrays[name] for name in ("train_x", "train_y", "test_x", "test_y"))
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        OSError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
         raise ValueError(f"{file} is damaged ({error}): copy it again.") from error
+    for split, pixels, classes in (("train", train, labels), ("test", test, test_labels)):
+        if pixels.ndim != 2 or pixels.dtype != np.uint8 or classes.shape != pixels.shape[:1]:
+            raise ValueError(
+                f"{file}: {split}_x is {pixels.dtype} {pixels.shape} and {split}_y {classes.shape}; they must be uint8 (images, "
+                "pixels), and a label for each image. Copy the file again."
+            )
+        check_labels(classes.tolist(), 10, f"{file}, {split}_y")
+    if len(train) <= 45_000:
+        raise ValueError(
+            f"{file} has {len(train):,} images in train_x: 45,000 are for training and those after them for validation. Copy it "
+            "again."
+        )
     return {
         "train": Examples(list(train[:45_000]), labels[:45_000], max_length),
         "validation": Examples(list(train[45_000:]), labels[45_000:], max_length),
@@ -236,7 +267,7 @@ def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
     examples = {}
     for split, name in {"train": "train", "validation": "eval", "test": "test"}.items():
         file = _file(folder, f"new_aan_pairs.{name}.tsv", remedy)
-        sequences, labels = [], []
+        sequences, labels, numbers = [], [], []
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line == b"\n":
@@ -246,16 +277,19 @@ def read_retrieval(folder: Path, max_length: int) -> dict[str, Examples]:
                         f"{file}, line {number}: the last line has no end; the file is cut. Copy it again."
                     )
                 fields = line[:-1].split(b"\t")
-                if len(fields) != 5 or fields[0] not in (b"0", b"1", b"0.0", b"1.0"):
+                if len(fields) != 5:
                     raise ValueError(
                         f"{file}, line {number}: not a label (0 or 1), two ids and two texts between tabs."
                     )
-                labels.append(int(float(fields[0])))
+                labels.append(_RETRIEVAL_LABELS.get(fields[0], fields[0].decode("utf-8", "replace")))
+                numbers.append(number)
                 sequences += [np.frombuffer(text[:max_length], np.uint8).astype(np.int16) + 1 for text in fields[3:]]
+        check_labels(labels, 2, str(file), numbers)
         examples[split] = Examples(sequences, np.array(labels), max_length, pair=True)
     return examples
 
 
+_RETRIEVAL_LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 LRA_TASKS: Mapping[str, LraTask] = {
     "listops": LraTask(17, 10, 2048, read_listops_folder),

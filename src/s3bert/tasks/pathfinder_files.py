@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from s3bert.files import replacing, write_text
 
+from .labels import check_labels
 from .pathfinder import GENERATOR_VERSION, SIZE, draw_image
 
 
@@ -44,10 +45,11 @@ def _read_shard(file: Path, count: int) -> np.ndarray:
     except Exception as error:  # a damaged header makes np.load raise almost anything
         raise ValueError(f"{file} is damaged ({error}): {_REMEDY}") from error
     wanted = (count, 1 + SIZE * SIZE)
-    if not isinstance(rows, np.ndarray) or rows.shape != wanted or rows.dtype != np.uint8 or rows[:, 0].max() > 1:
+    if not isinstance(rows, np.ndarray) or rows.shape != wanted or rows.dtype != np.uint8:
         raise ValueError(
             f"{file} does not hold {count} labels of 0 or 1, each with {SIZE * SIZE} pixels, as uint8 {wanted}: {_REMEDY}"
         )
+    check_labels(rows[:, 0].tolist(), 2, str(file), remedy=f"To mend it, {_REMEDY}")
     return rows
 
 

@@ -13,6 +13,13 @@ import pandas as pd
 
 logger = logging.getLogger(__name__)
 
+_LARGEST = 1e100  # sums of squares of such values are still finite in float64
+_FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+)  # what a spreadsheet takes a cell for a formula by; names have no tabs or line ends in front
 _OFFSET = re.compile(r"[T ]\d[\d:.]*\s*(Z|[-+]\d\d(?::?\d\d)?)$")
 
 
@@ -38,8 +45,9 @@ def read_series(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: no such column; no header; columns that are not separated by commas, or more of them than it names; a cell
-            that is no finite number, or no date of that format, with its line.
+        ValueError: no such column, or one that is named twice; no header; columns that are not separated by commas, or more of
+            them than it names; a name that a spreadsheet would run as a formula; a file that is not UTF-8; a cell that is no
+            finite number, too large a one, or no date of that format, with its line.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file} is not there: name a CSV file with a column of dates and columns of numbers.")
@@ -48,6 +56,13 @@ def read_series(
     wanted = [name for name in table.columns if name != date_column] if columns is None else columns
     if unknown := [name for name in (date_column, *wanted) if name not in table.columns]:
         raise ValueError(f"{file} has no column {unknown[0]!r}; there is {', '.join(table.columns)}.")
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise ValueError(f"columns = {' '.join(wanted)}: {twice[0]!r} stands there twice; name each column once.")
+    if formulas := [name for name in wanted if name.startswith(_FORMULA)]:
+        raise ValueError(
+            f"{file}: the name of column {formulas[0]!r} begins with {formulas[0][0]!r}, and a spreadsheet that opens the forecast "
+            "would run it as a formula. Rename the column, or name the columns to forecast (--columns) without it."
+        )
     if not wanted:
         raise ValueError(f"{file} has no column but {date_column!r}: there is nothing to forecast.")
     try:
@@ -72,14 +87,28 @@ def read_series(
                 f"{file}, line {table.index[row] + 2}: {cells.iloc[row]!r} in column {name!r} is no number. Correct it, leave the "
                 "cell empty where the value is missing, or name the columns to forecast."
             )
+        large = np.abs(numbers) > _LARGEST
+        if large.any():
+            row = int(large.argmax())
+            raise ValueError(
+                f"{file}, line {table.index[row] + 2}: {cells.iloc[row]!r} in column {name!r} is too large: values go from "
+                f"-{_LARGEST:g} to {_LARGEST:g}. Correct it, leave the cell empty where the value is missing, or take another unit."
+            )
         values[:, place] = numbers
     return Series(values, wanted, pd.Series(dates))
 
 
 def _read_table(file: Path) -> pd.DataFrame:
     """The cells as texts without the blanks around them; a row's index is its line, less 2. Empty lines are left out."""
+    as_it_is = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False}
     try:
-        table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding_errors="replace", skip_blank_lines=False)
+        table = pd.read_csv(file, **as_it_is)
+    except UnicodeDecodeError as error:
+        usual = "utf-16" if error.object.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+        raise ValueError(
+            f"{file} is not in UTF-8 (it has the byte 0x{error.object[error.start]:02x}), perhaps in {usual}. Save it as UTF-8, for "
+            f"example with: iconv -f {usual} -t utf-8 {file.name} > utf-8.csv"
+        ) from error
     except (OSError, EOFError, ValueError, zlib.error) as error:  # a cut archive, rows of several lengths, no columns
         raise ValueError(f"{file} cannot be read as CSV ({error}): copy it again, or mend it.") from error
     names = [name.strip() for name in table.columns]
@@ -95,7 +124,9 @@ def _read_table(file: Path) -> pd.DataFrame:
             f"{file}: the first line, the header, names {len(names)} columns ({', '.join(names)}), but the rows have more cells. "
             "Name every column, or remove what is too much."
         )
-    if twice := [name for name in names if names.count(name) > 1]:
+    # pandas renames a second column of the same name, so that its own names show no such one.
+    written = [name.strip() for name in pd.read_csv(file, header=None, nrows=1, **as_it_is).iloc[0]]
+    if twice := [name for name in written if name and written.count(name) > 1]:
         raise ValueError(f"{file} has two columns {twice[0]!r}: give each a name of its own.")
     table = pd.DataFrame({name: table[column].str.strip() for name, column in zip(names, table.columns)})
     return table[(table != "").any(axis=1)]
