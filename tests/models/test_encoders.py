@@ -7,6 +7,7 @@ import pytest
 import reference
 import torch
 from conftest import FAMILIES
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -139,6 +140,99 @@ def test_an_id_outside_its_table_is_an_error_that_names_it(build_model, make_bat
     batch[name][1, 2] = wrong
     with pytest.raises(ValueError, match=message):
         build_model()(**batch)
+
+
+@pytest.mark.parametrize(
+    ("mask", "held"),
+    [
+        (torch.tensor([0.0] * 7 + [-torch.inf] * 5), "-inf"),
+        (torch.tensor([0] * 7 + [-10000] * 5), "-10000"),
+        (torch.zeros(12, dtype=torch.bfloat16), "0.0"),  # what an additive mask is where no token is padding
+        (torch.tensor([1.0] * 11 + [torch.nan]), "nan"),
+    ],
+    ids=["infinite", "integers", "no padding", "nan"],
+)
+def test_an_additive_mask_is_an_error_that_says_what_to_give(build_model, make_batch, mask, held):
+    with pytest.raises(ValueError, match=f"attention_mask holds .*{held}.*additive.*1 at real tokens and 0 at padding"):
+        build_model()(make_batch()["input_ids"], mask.expand(4, -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("attention_mask", torch.ones(4, 1, 12, 12), r"\(4, 1, 12, 12\).*one entry for each token, \(4, 12\)"),
+        ("position_ids", torch.zeros(4, 1, dtype=torch.long), r"position_ids has shape \(4, 1\).*\(4, 12\)"),
+        ("token_type_ids", torch.zeros(4, 11, dtype=torch.long), r"token_type_ids has shape \(4, 11\).*\(4, 12\)"),
+        ("token_type_ids", torch.zeros(4, 12), r"token_type_ids is torch.float32.*int64"),
+    ],
+)
+def test_an_input_of_another_shape_or_type_is_an_error_that_names_it(build_model, make_batch, name, value, words):
+    with pytest.raises(ValueError, match=words):
+        build_model()(**make_batch() | {name: value})
+
+
+@torch.no_grad()
+def test_one_row_of_positions_serves_every_sequence(build_model, make_batch):
+    model, batch = build_model(), make_batch()
+    row = 15 - torch.arange(12)[None]
+    states, expected = (model(**batch, position_ids=ids).last_hidden_state for ids in (row, row.repeat(4, 1)))
+    assert torch.equal(states, expected)
+
+
+@pytest.mark.parametrize(
+    ("head", "setting", "classes"),
+    [
+        ("masked_lm", "vocab_size", 61),
+        ("sequence_classification", "num_labels", 2),
+        ("token_classification", "num_labels", 2),
+        ("multiple_choice", "choices", 3),
+    ],
+)
+def test_a_label_that_is_no_class_is_an_error_that_names_it(build_model, make_batch, head, setting, classes):
+    model, batch = build_model(head), make_batch(head)
+    labels = batch.pop("labels")
+    for wrong in (classes, -1):
+        spoilt = labels.clone()
+        spoilt.view(-1)[-1] = wrong
+        with pytest.raises(
+            ValueError, match=rf"labels hold {wrong}, outside 0\.\.{classes - 1} \({setting} = {classes}\)"
+        ):
+            model(**batch, labels=spoilt)
+    spoilt.view(-1)[-1] = -100
+    assert model(**batch, labels=spoilt).loss.isfinite()
+    with pytest.raises(ValueError, match=r"labels have shape .* and the logits"):
+        model(**batch, labels=labels[:-1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_labels": 0}, ["num_labels = 0", "from 1"]),
+        ({"num_labels": -1}, ["num_labels = -1", "from 1"]),
+        ({"id2label": {}}, ["id2label = {}", "num_labels"]),
+        ({"problem_type": "xx"}, ["problem_type", "xx", "regression", "single_label", "multi_label"]),
+        ({"layer_norm_eps": -1}, ["layer_norm_eps = -1"]),
+        ({"layer_norm_eps": float("nan")}, ["layer_norm_eps = nan"]),
+        ({"initializer_range": -0.1}, ["initializer_range = -0.1"]),
+        ({"pad_token_id": 61}, ["pad_token_id = 61", "0..60"]),
+        ({"pad_token_id": -1}, ["pad_token_id = -1", "0..60"]),
+        ({"hidden_act": "nope"}, ["hidden_act = 'nope'", "gelu"]),
+    ],
+    ids=str,
+)
+def test_a_field_without_sense_is_an_error_at_once_or_when_it_is_set_later(tiny_config, model_class, fields, words):
+    """`from_pretrained(path, layer_norm_eps=...)` sets fields of a finished configuration."""
+    config = tiny_config()
+
+    def set_later():
+        for name, value in fields.items():
+            setattr(config, name, value)
+        return config
+
+    for build in (lambda: tiny_config(**fields), set_later):
+        with pytest.raises((ValueError, StrictDataclassError)) as raised:
+            model_class("model")(build())
+        assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
@@ -337,6 +431,13 @@ def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_m
     batches = [make_batch("masked_lm", length=length) | {"max_predictions": 2 * length} for length in (12, 9)]
     batches[1] = on_the_left(batches[1])
     assert_compiled_equals_eager(eager, batches, backend="aot_eager")
+
+
+def test_a_classifier_traces_into_one_graph_whose_inputs_are_checked_by_shape_and_type(build_model, make_batch):
+    eager = build_model("sequence_classification", num_hidden_layers=1)
+    batch = make_batch("sequence_classification") | {"position_ids": torch.arange(12)[None]}
+    batch["attention_mask"] = batch["attention_mask"].float()
+    assert_compiled_equals_eager(eager, [batch], backend="aot_eager")
 
 
 @pytest.mark.slow

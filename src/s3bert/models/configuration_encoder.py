@@ -35,8 +35,8 @@ class EncoderConfig(CheckedConfig):
             for each of them.
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
-        ValueError: a size that does not divide, a rate outside 0..1, a count under 1; a keyword that is nearly a field's
-            name (raised as it is).
+        ValueError: a size that does not divide, a rate outside 0..1, a count under 1, what else `CheckedConfig` refuses; a
+            keyword that is nearly a field's name, less than one label (raised as they are).
     """
 
     vocab_size: int = 30522

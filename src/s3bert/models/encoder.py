@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.bert.modeling_bert import (
     BertEmbeddings,
@@ -23,6 +24,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from .configuration_encoder import EncoderConfig
+from .input_checks import check_ids, real_tokens
 from .numerics import token_numbers
 
 
@@ -71,6 +73,12 @@ class EncoderPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "word_embeddings"
     lengthening = ""  # what else helps against too long a sequence, `length` tokens, beside truncating it
 
+    def __init__(self, config: EncoderConfig):
+        config.validate()  # fields may have been set since it was built, as `from_pretrained(layer_norm_eps=...)` does
+        if config.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act = {config.hidden_act!r}: give one of {', '.join(sorted(ACT2FN))}.")
+        super().__init__(config)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Linear, Embedding, Conv1d: weight normal(0, initializer_range), bias and padding embedding 0. LayerNorm: weight
@@ -111,11 +119,12 @@ class EncoderModel(EncoderPreTrainedModel):
         same wherever its padding is.
 
         Raises:
-            ValueError: neither or both of the inputs; a mask of another shape; more than N tokens; on CPU, an id
-                outside its table (on an accelerator, the scripts check their data once, before training).
+            ValueError: neither or both of the inputs; mask, types or positions of another shape; more than N tokens; on CPU
+                in eager mode, an id outside its table or an additive mask (on an accelerator, the scripts check their data
+                once, before training).
         """
-        self._check_inputs(input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids)
-        mask = None if attention_mask is None else attention_mask != 0
+        shape = self._check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
+        mask = None if attention_mask is None else real_tokens(attention_mask, shape)
         numbers = None if mask is None else token_numbers(mask)
         embeddings = self.embeddings(
             input_ids=input_ids,
@@ -134,17 +143,13 @@ class EncoderModel(EncoderPreTrainedModel):
         first = mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden_states.shape[-1])
         return self.pooler(hidden_states.gather(1, first))
 
-    def _check_inputs(self, input_ids, inputs_embeds, attention_mask, token_type_ids, position_ids):
+    def _check_inputs(self, input_ids, inputs_embeds, token_type_ids, position_ids):
+        """The input's shape, (B, S)."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, and not both.")
         shape = input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1]
         if len(shape) != 2:
             raise ValueError(f"Inputs are batches of sequences, (B, S); got a batch and length of {tuple(shape)}.")
-        if attention_mask is not None and attention_mask.shape != shape:
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)} and the input {tuple(shape)}: give one entry "
-                "for each token, 1 for real and 0 for padding."
-            )
         if shape[1] > self.config.max_position_embeddings:
             raise ValueError(
                 f"The sequence has {shape[1]} tokens, the model takes up to {self.config.max_position_embeddings}: "
@@ -154,17 +159,13 @@ class EncoderModel(EncoderPreTrainedModel):
             raise ValueError(
                 f"The batch is empty: {shape[0]} sequences of {shape[1]} tokens; give at least one of one."
             )
-        # Reading values would stall an accelerator and break a compiled graph; an index error on CPU is caught here.
-        if torch.compiler.is_compiling():
-            return
         embeddings = self.embeddings
         remedy = "use the tokenizer the model was trained with, or model.resize_token_embeddings(len(tokenizer))"
         for name, ids, table, mend in (
-            ("Token id", input_ids, embeddings.word_embeddings, remedy),
-            ("Token type", token_type_ids, embeddings.token_type_embeddings, "see config.type_vocab_size"),
-            ("Position", position_ids, embeddings.position_embeddings, "see config.max_position_embeddings"),
+            ("input_ids", input_ids, embeddings.word_embeddings, remedy),
+            ("token_type_ids", token_type_ids, embeddings.token_type_embeddings, "see config.type_vocab_size"),
+            ("position_ids", position_ids, embeddings.position_embeddings, "see config.max_position_embeddings"),
         ):
-            size = table.num_embeddings
-            if ids is not None and ids.device.type == "cpu" and not (ids.min() >= 0 and ids.max() < size):
-                wrong = ids[(ids < 0) | (ids >= size)][0].item()
-                raise ValueError(f"{name} {wrong} is outside the model's 0..{size - 1}: {mend}.")
+            if ids is not None:
+                check_ids(name, ids, shape, table.num_embeddings, mend)
+        return shape

@@ -26,6 +26,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_encoder import EncoderConfig
 from .encoder import EncoderModel, EncoderPreTrainedModel
+from .input_checks import check_classes, is_readable
 from .numerics import at_least_float32
 
 
@@ -53,9 +54,10 @@ class Head(_Encoder):
 
 
 def mean_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None, setting: str
 ) -> torch.Tensor:
-    """Mean cross entropy of (..., C) logits over labels that are not -100; 0 where there is none."""
+    """Mean cross entropy of (..., C) logits over labels that are not -100; 0 where there is none. `setting` is what C is."""
+    check_classes(labels, logits, setting)
     labels = labels.reshape(-1)
     total = F.cross_entropy(at_least_float32(logits).reshape(-1, logits.shape[-1]), labels, reduction="sum")
     if num_items_in_batch is None:
@@ -69,8 +71,7 @@ def _classifier_dropout(config: EncoderConfig) -> nn.Dropout:
 
 
 def _classifier(config: EncoderConfig) -> nn.Linear:
-    # Transformers declares num_labels as "int | None".
-    return nn.Linear(config.hidden_size, config.num_labels)  # type: ignore[arg-type]
+    return nn.Linear(config.hidden_size, config.num_labels)
 
 
 def tied_decoder(base_model_prefix: str) -> dict[str, str]:
@@ -90,7 +91,7 @@ def labelled_positions(
     if max_predictions is None:
         chosen = (~unlabelled).nonzero()[:, 0]
     else:
-        if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        if is_readable(labels):
             labelled = int((~unlabelled).sum())
             if labelled > max_predictions:
                 raise ValueError(
@@ -144,7 +145,7 @@ class MaskedLM(Head):
         if self.config.sparse_prediction and self.training and labels is not None:
             hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
         logits = self.cls(hidden_states)
-        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
+        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch, "vocab_size")
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -191,7 +192,12 @@ class SequenceClassification(Head):
             several = "single_label_classification" if integers else "multi_label_classification"
             problem = "regression" if self.config.num_labels == 1 else several
         if problem == "single_label_classification":
-            return mean_cross_entropy(logits, labels, num_items_in_batch)
+            return mean_cross_entropy(logits, labels, num_items_in_batch, "num_labels")
+        if labels.numel() != logits.numel():
+            raise ValueError(
+                f"labels have shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}: {problem} takes a number for "
+                "each logit; integers (B) give each sequence one class."
+            )
         logits = at_least_float32(logits)
         labels = labels.to(logits.dtype).view_as(logits)
         of_item = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
@@ -225,7 +231,7 @@ class TokenClassification(Head):
         """`labels` (B, S), -100 where a token has none. `logits` are (B, S, labels)."""
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
+        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch, "num_labels")
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -262,7 +268,8 @@ class QuestionAnswering(Head):
             for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
                 positions = positions.reshape(-1)
                 inside = (positions >= 0) & (positions < logits.shape[1])
-                losses.append(mean_cross_entropy(logits, positions.where(inside, -100), num_items_in_batch))
+                positions = positions.where(inside, -100)
+                losses.append(mean_cross_entropy(logits, positions, num_items_in_batch, "length"))
             loss = (losses[0] + losses[1]) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -305,7 +312,7 @@ class MultipleChoice(Head):
         kwargs = {key: x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for key, x in kwargs.items()}
         outputs = self._encode(*per_choice, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(given.shape[:2])
-        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch)
+        loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch, "choices")
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

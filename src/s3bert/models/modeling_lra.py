@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 
 from .configuration_lra import LraConfig
+from .input_checks import check_classes, check_ids, real_tokens
 from .mixer_s3 import initialize_s3
 from .mixers import build_mixer
 from .numerics import at_least_float32, zero_padding
@@ -63,6 +64,10 @@ class LraPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["LraLayer"]
     _keep_in_fp32_modules_strict = list(FLOAT32_PARTS)
 
+    def __init__(self, config: LraConfig):
+        config.validate()  # fields may have been set since it was built
+        super().__init__(config)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -99,14 +104,15 @@ class LraModel(LraPreTrainedModel):
     def mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """True at real tokens, (B, S); read from the ids where none is given."""
         if attention_mask is not None:
-            return attention_mask != 0
+            return real_tokens(attention_mask, input_ids.shape)
         padding = self.config.pad_token_id
         return torch.ones_like(input_ids, dtype=torch.bool) if padding is None else input_ids.ne(padding)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         """
         Raises:
-            ValueError: the sequence is longer than the task's.
+            ValueError: the sequence is longer than the task's; a mask of another shape; on CPU in eager mode, an id outside the
+                vocabulary or an additive mask.
         """
         length = input_ids.shape[1]
         if length > self.config.max_position_embeddings:
@@ -114,7 +120,9 @@ class LraModel(LraPreTrainedModel):
                 f"The sequence has {length} tokens, the model takes up to {self.config.max_position_embeddings}: cut it, or "
                 "build the model with a larger max_position_embeddings."
             )
-        input_ids = input_ids.long()  # they may come as bytes
+        if not input_ids.is_floating_point():
+            input_ids = input_ids.long()  # they may come as bytes
+        check_ids("input_ids", input_ids, input_ids.shape, self.word_embeddings.num_embeddings, "see config.vocab_size")
         mask = self.mask(input_ids, attention_mask)
         states = self.dropout(self.word_embeddings(input_ids) + self.position_embeddings.weight[:length])
         for layer in self.layers:
@@ -139,8 +147,7 @@ class LraForSequenceClassification(LraPreTrainedModel):
         self.encoder = LraModel(config)
         pooled_size = (4 if config.pair_inputs else 1) * config.hidden_size
         self.dense = nn.Linear(pooled_size, config.classifier_size)
-        # Transformers declares num_labels as "int | None".
-        self.classifier = nn.Linear(config.classifier_size, config.num_labels)  # type: ignore[arg-type]
+        self.classifier = nn.Linear(config.classifier_size, config.num_labels)
         self.post_init()
 
     def forward(
@@ -160,7 +167,10 @@ class LraForSequenceClassification(LraPreTrainedModel):
         else:
             pooled = self._pool(input_ids, attention_mask)
         logits = self.classifier(F.relu(self.dense(pooled)))
-        loss = None if labels is None else F.cross_entropy(at_least_float32(logits), labels)
+        loss = None
+        if labels is not None:
+            check_classes(labels, logits, "num_labels")
+            loss = F.cross_entropy(at_least_float32(logits), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def _pool(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -201,7 +211,10 @@ class LraForMaskedLM(LraPreTrainedModel):
     ) -> MaskedLMOutput:
         """Logits (B, S, vocab_size); the loss is the mean cross entropy over labels that are not -100."""
         logits = self.decoder(self.encoder(input_ids, attention_mask).last_hidden_state)
-        loss = None if labels is None else F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        loss = None
+        if labels is not None:
+            check_classes(labels, logits, "vocab_size")
+            loss = F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
         return MaskedLMOutput(loss=loss, logits=logits)
 
 

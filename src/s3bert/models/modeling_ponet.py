@@ -19,6 +19,7 @@ from .heads import (
     TokenClassification,
     tied_decoder,
 )
+from .input_checks import is_readable
 from .mixer_ponet import PoolingMixer
 
 
@@ -90,9 +91,9 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
 
         Args:
             input_ids: (B, S) token ids; or `inputs_embeds` (B, S, H) in their place, in which no token is special.
-            attention_mask: (B, S), nonzero at real tokens; any pattern, and all real when absent.
+            attention_mask: (B, S), nonzero at real tokens, never additive; any pattern, and all real when absent.
             token_type_ids: (B, S), as in BERT.
-            position_ids: (B, S); where absent, the running number of real tokens, which padding on the left does not move.
+            position_ids: (B, S) or (1, S); where absent, the running number of real tokens, which padding on the left does not move.
             segment_ids: (B, S), from 0 to S and equal at the tokens of a segment (a sentence, a line); where absent,
                 `config.segment_rule` says. (The Trainer drops it unless `remove_unused_columns` is False.)
             output_attentions: also returns, per layer, the weights (B, h, S) of the global aggregation.
@@ -138,8 +139,7 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
                     f"segment_ids has shape {tuple(segment_ids.shape)} and the input {(batch, length)}: give a number for "
                     "each token."
                 )
-            readable = segment_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-            if readable and not (segment_ids.min() >= 0 and segment_ids.max() <= length):
+            if is_readable(segment_ids) and not (segment_ids.min() >= 0 and segment_ids.max() <= length):
                 wrong = segment_ids[(segment_ids < 0) | (segment_ids > length)][0].item()
                 raise ValueError(f"segment_ids holds {wrong}: number segments from 0, up to the length {length}.")
             return segment_ids

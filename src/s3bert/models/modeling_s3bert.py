@@ -258,9 +258,9 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
 
         Args:
             input_ids: (B, S) token ids; or `inputs_embeds` (B, S, H) in their place.
-            attention_mask: (B, S), nonzero at real tokens; any pattern, and all real when absent.
+            attention_mask: (B, S), nonzero at real tokens, never additive; any pattern, and all real when absent.
             token_type_ids: (B, S), as in BERT.
-            position_ids: (B, S); where absent, the running number of real tokens, which padding on the left does not move.
+            position_ids: (B, S) or (1, S); where absent, the running number of real tokens, which padding on the left does not move.
             output_attentions: also returns, per layer, the row attention (B, h, S, s1) over landmark tokens.
             output_hidden_states: also returns the embeddings and each layer's output, (B, S, H) each.
 

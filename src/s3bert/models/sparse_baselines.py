@@ -35,7 +35,7 @@ class LabelledPositions(_MaskedLM):
         hidden_states = self.base_model(input_ids, **kwargs)[0]  # (B, S, H)
         hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
         logits = self.get_submodule("cls")(hidden_states)
-        return MaskedLMOutput(loss=mean_cross_entropy(logits, labels, None), logits=logits)
+        return MaskedLMOutput(loss=mean_cross_entropy(logits, labels, None, "vocab_size"), logits=logits)
 
 
 class BertForMaskedLM(LabelledPositions, transformers.BertForMaskedLM):
