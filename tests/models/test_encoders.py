@@ -2,6 +2,7 @@
 gradient accumulation, compilation."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import reference
@@ -202,6 +203,17 @@ def test_a_label_that_is_no_class_is_an_error_that_names_it(build_model, make_ba
     assert model(**batch, labels=spoilt).loss.isfinite()
     with pytest.raises(ValueError, match=r"labels have shape .* and the logits"):
         model(**batch, labels=labels[:-1])
+
+
+def test_training_reads_no_value_of_a_device_where_the_host_would_wait(
+    build_model, make_batch, head_with_loss, monkeypatch
+):
+    """A meta tensor has no values: reading one is an error."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # meta has none
+    batch = {name: value.to("meta") for name, value in make_batch(head_with_loss).items()}
+    batch["attention_mask"] = batch["attention_mask"].float()
+    positions = torch.zeros_like(batch["input_ids"])
+    build_model(head_with_loss).train().to("meta")(**batch, position_ids=positions).loss.backward()
 
 
 @pytest.mark.parametrize(

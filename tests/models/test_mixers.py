@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixers_reference import TWINS
@@ -17,7 +18,7 @@ from s3bert.models.iterative_inverse import iterative_inverse
 from s3bert.models.mixer_kernelized import SkyformerAttention, gaussian_kernel
 from s3bert.models.mixer_linear import LinearAttention
 from s3bert.models.mixers import MIXERS, build_mixer
-from s3bert.models.modeling_lra import LraModel
+from s3bert.models.modeling_lra import LraForSequenceClassification, LraModel
 from s3bert.models.modeling_s3bert import S3BertModel
 from s3bert.models.skeleton_attention import SkeletonAttention
 
@@ -374,3 +375,32 @@ def test_a_sequence_longer_than_the_mixer_spans_is_refused(name):
 def test_a_configuration_with_the_old_name_of_the_smoothers_dropout_loads():
     config = LraConfig(mixer_settings={"smoother_dropout": 0.3, "num_segments": 4})
     assert config.mixer_settings == {"smoother_dropout_prob": 0.3, "num_segments": 4}
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "words"),
+    [
+        ({"labels": torch.tensor([0, 5])}, "labels hold 5, outside 0..4 (num_labels = 5)"),
+        ({"labels": torch.tensor([-1, 4])}, "labels hold -1, outside 0..4"),
+        ({"labels": torch.tensor([0.7, 1])}, "labels are torch.float32"),
+        ({"attention_mask": torch.tensor([[0, 0, -torch.inf]] * 2)}, "attention_mask holds -inf"),
+        ({"attention_mask": torch.ones(2, 1, 3, 3)}, "attention_mask has shape (2, 1, 3, 3)"),
+        ({"input_ids": torch.tensor([[1, 2, 257]] * 2)}, "input_ids holds 257, outside the model's 0..256"),
+        ({"input_ids": torch.rand(2, 3)}, "input_ids is torch.float32"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_input_that_the_arenas_model_cannot_take_is_named(spoilt, words):
+    model = LraForSequenceClassification(LraConfig(mixer="fourier", max_position_embeddings=8, num_labels=5))
+    sound = {"input_ids": torch.tensor([[1, 2, 0]] * 2, dtype=torch.uint8), "labels": torch.tensor([0, 4])}
+    assert model(**sound).loss.isfinite()
+    with pytest.raises(ValueError, match=re.escape(words)):
+        model(**sound | spoilt)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"num_labels": 0}, {"problem_type": "xx"}, {"layer_norm_eps": 0.0}, {"initializer_range": -1.0}], ids=str
+)
+def test_a_field_of_the_arena_without_sense_is_named(fields):
+    with pytest.raises((ValueError, StrictDataclassError), match=next(iter(fields))):
+        LraConfig(**fields)
