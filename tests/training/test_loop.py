@@ -38,7 +38,7 @@ from s3bert import (
 )
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
 from s3bert.training.arguments import TrainingConfig
-from s3bert.training.checkpoints import all_checkpoints, validate_checkpoint
+from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, validate_checkpoint, written_aside
 from s3bert.training.log import read_log
 from s3bert.training.loop import train
 from s3bert.training.signals import StopRequest
@@ -273,6 +273,66 @@ def test_a_flipped_byte_is_found_by_the_checksum(whole_run, tmp_path):
         weights.write_bytes(content)
     with pytest.raises(ValueError, match=r"All checkpoints in .* are damaged .*another --output_dir"):
         pretrain(folder, resume_from_checkpoint="latest")
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path) -> list[Path]:
+    """Two sealed folders with the files that every checkpoint has, a few bytes each."""
+    for step in (1, 2):
+        with written_aside(tmp_path / f"checkpoint-{step}") as aside:
+            for name in ("model.safetensors", "optimizer.safetensors", "training_state.json"):
+                (aside / name).write_text(f"{name} of step {step}")
+    return all_checkpoints(tmp_path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_found(two_checkpoints):
+    _, newest = two_checkpoints
+    assert validate_checkpoint(newest) is None
+    with open(newest / "manifest.json", "r+b", buffering=0) as manifest:
+        whole = manifest.read()
+        for place, bit in itertools.product(range(len(whole)), range(8)):
+            manifest.seek(place)
+            manifest.write(bytes([whole[place] ^ 1 << bit]))
+            problem = validate_checkpoint(newest)
+            assert problem, f"bit {bit} of byte {place}"
+            assert "\n" not in problem
+            manifest.seek(place)
+            manifest.write(whole[place : place + 1])
+    assert validate_checkpoint(newest) is None
+
+
+_LISTED = '"model.safetensors": {}, "optimizer.safetensors": {}, "training_state.json": {}'
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "cannot be read (Expecting value"),
+        ("[" * 100_000, "cannot be read (maximum recursion"),
+        (b"\xff", "cannot be read ('utf-8' codec"),
+        ("[]", "holds no list of files"),
+        ("null", "holds no list of files"),
+        ('{"files": null}', "holds no list of files"),
+        ('{"files": ["model.safetensors"]}', "holds no list of files"),
+        ('{"files": {}}', "does not list model.safetensors, optimizer.safetensors, training_state.json"),
+        (f'{{"files": {{{_LISTED}}}}}', "holds no size and checksum of model.safetensors"),
+        (f'{{"files": {{{_LISTED.replace("{}", "null")}}}}}', "holds no size and checksum of model.safetensors"),
+        (f'{{"files": {{"{"n" * 999}": {{"bytes": 1, "crc32": 1}}, {_LISTED}}}}}', "File name too long"),
+        (f'{{"files": {{".": {{"bytes": 1, "crc32": 1}}, {_LISTED}}}}}', ". has "),
+        (f'{{"files": {{"\\u0000": {{"bytes": 1, "crc32": 1}}, {_LISTED}}}}}', "embedded null byte"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_manifest_of_something_else_is_named_and_the_checkpoint_before_it_taken(
+    two_checkpoints, tmp_path, caplog, content, problem
+):
+    before, newest = two_checkpoints
+    (newest / "manifest.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert find_checkpoint(tmp_path, "latest") == before
+    assert f"{newest} is damaged (" in caplog.text
+    assert problem in caplog.text
+    with pytest.raises(ValueError, match=f"Cannot resume from {newest}: .*Checkpoints in {tmp_path}: checkpoint-1, "):
+        find_checkpoint(tmp_path, str(newest))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "training_state.json"
+WEIGHTS = "model.safetensors"
 
 
 @contextmanager
@@ -84,21 +85,32 @@ def _crc32(path: Path) -> int:
 
 
 def validate_checkpoint(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None when it is whole."""
+    """What is wrong with a checkpoint folder, or None when it is whole; whatever the damage, a sentence and no exception."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         return f"{MANIFEST} cannot be read ({error})"
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        return f"{MANIFEST} holds no list of files"
+    if absent := [name for name in (WEIGHTS, OPTIMIZER, STATE) if name not in files]:
+        return f"{MANIFEST} does not list {', '.join(absent)}"
     for name, entry in files.items():
-        path = folder / name
-        if not path.is_file():
+        size, checksum = (entry.get("bytes"), entry.get("crc32")) if isinstance(entry, dict) else (None, None)
+        if type(size) is not int or type(checksum) is not int:
+            return f"{MANIFEST} holds no size and checksum of {name}"
+        try:
+            found = (folder / name).stat().st_size
+            if found != size:
+                return f"{name} has {found:,} bytes instead of {size:,}"
+            if _crc32(folder / name) != checksum:
+                return f"{name} does not match its checksum"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {entry['bytes']:,}"
-        if _crc32(path) != entry["crc32"]:
-            return f"{name} does not match its checksum"
+        except (ValueError, OSError) as error:  # of a name that no file can have, or of the disk
+            return f"{name!r} cannot be read ({error})"
     return None
 
 
