@@ -1,13 +1,16 @@
 """Tokenizers: training is reproducible and wastes no pieces, opening says what is missing, packing loses nothing."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizer
 
+from s3bert.data import wordpiece
 from s3bert.data.synthetic import synthetic_corpus
-from s3bert.data.wordpiece import load_tokenizer, pack, spread_sample, train_wordpiece
+from s3bert.data.wordpiece import encode_rows, load_tokenizer, pack, spread_sample, train_wordpiece
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,44 @@ def test_a_spread_sample_is_bounded_ordered_and_reaches_to_the_end(texts, limit)
     else:
         stride = next(s for s in (2**i for i in range(20)) if kept == nonempty[::s])
         assert len(kept) * stride >= len(nonempty)
+
+
+@pytest.mark.parametrize("limits", [(1, 1), (7, 20), (40, 40)], ids=str)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["one two three four five " * 9, "", "two", "   ", "x" * 200 + " one"],
+        ["  \u6c34\u706b\u6c34\u706b\u6c34\u706b one\u0301 \u0301two, three.four\n" * 5, "\t" * 90 + "three"],
+    ],
+    ids=["words", "ideographs and accents"],
+)
+def test_a_text_encoded_in_stretches_has_the_ids_of_the_whole(rows, limits, monkeypatch):
+    tokenizer = train_wordpiece(["one two three four five \u6c34 \u706b"] * 9, 200)
+    monkeypatch.setattr(wordpiece, "STRETCH_CHARACTERS", limits[0])
+    monkeypatch.setattr(wordpiece, "CALL_CHARACTERS", limits[1])
+    arrays, counts = zip(*encode_rows([rows], tokenizer, np.dtype("<u2")), strict=True)
+    encoded = [tokenizer(row, add_special_tokens=False).input_ids for row in rows]
+    assert np.concatenate(arrays).tolist() == [i for ids in encoded if ids for i in [*ids, tokenizer.sep_token_id]]
+    assert sum(counts) == sum(map(bool, encoded))
+    assert len(arrays) > 1
+
+
+def test_a_line_of_megabytes_is_tokenised_in_bounded_portions_and_sampled_in_stretches():
+    line = "the sea is wide " * 200_000
+    portions = list(wordpiece._portions([[line, "end"]]))
+    assert max(sum(len(stretch) for stretch, _ in portion) for portion in portions) <= wordpiece.CALL_CHARACTERS
+    assert [ends for portion in portions for _, ends in portion].count(True) == 2
+    assert "".join(stretch for portion in portions for stretch, _ in portion) == line + "end"
+    assert sum(map(len, spread_sample([[line]], characters=500_000))) <= 500_000
+
+
+def test_a_word_that_is_never_looked_up_takes_no_time_and_no_pieces():
+    endless = "".join(np.random.default_rng(0).choice(list("abcdefh"), 300_000))  # minutes, if it were cut into pieces
+    started = time.process_time()
+    with_it, without = (train_wordpiece(["bad cafe had a head"] * 3 + extra, 200) for extra in ([endless], []))
+    assert time.process_time() - started < 10
+    assert with_it.get_vocab() == without.get_vocab()
+    assert with_it(endless, add_special_tokens=False).input_ids == [with_it.unk_token_id]
 
 
 @given(st.lists(st.lists(st.integers(5, 99), max_size=40), max_size=8), st.integers(8, 20))

@@ -1,18 +1,22 @@
 """Tokenizers of a corpus: training an uncased WordPiece, opening one that exists, and turning texts into ids in bulk."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 
 # More text changes hardly a piece of the vocabulary, and costs time and memory in proportion.
 SAMPLE_CHARACTERS = 64_000_000
 CALL_CHARACTERS = 1 << 20  # tokenised at once: an encoding takes some hundred bytes per token
+STRETCH_CHARACTERS = 1 << 16  # of a longer text: threads share them out
+_BEFORE_A_WORD = re.compile(r"[\s\u2e80-\u9fff]")
+LONGEST_WORD = 100  # characters, BERT's; the tokenizer gives [UNK] for a longer one
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Each character kept costs up to two pieces (alone and ##continuing); words with any other become [UNK].
 ALPHABET_SHARE = 32  # one character for so many pieces, as in BERT's own vocabulary, within
@@ -22,14 +26,14 @@ SMALLEST_ALPHABET, LARGEST_ALPHABET = 128, 1000
 def spread_sample(
     batches: Iterable[list[str]], characters: int = SAMPLE_CHARACTERS, stop_when_full: bool = False
 ) -> list[str]:
-    """Texts spread evenly over all of `batches`, at most about `characters` long together, in one pass.
+    """Texts spread evenly over all of `batches`, at most about `characters` long together, in one pass; long ones in stretches.
 
-    Every `stride`-th text is kept; whenever they outgrow the limit, every other one is let go and the stride doubles.
+    Every `stride`-th text or stretch is kept; whenever they outgrow the limit, every other one is let go and the stride doubles.
     With `stop_when_full` the first texts up to the limit are taken and the rest, which may not end, is not read.
     """
     kept: list[str] = []
     size, stride = 0, 1
-    for number, text in enumerate(text for batch in batches for text in batch if text):
+    for number, text in enumerate(stretch for batch in batches for row in batch if row for stretch in _stretches(row)):
         if number % stride == 0:
             kept.append(text)
             size += len(text)
@@ -66,7 +70,9 @@ def train_wordpiece(texts: list[str], vocab_size: int) -> BertTokenizer:
         initial_alphabet=alphabet,
     )
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trained.normalizer, trained.pre_tokenizer = normalizer, splitter
+    # A word that is never looked up is worth no piece, and one of a million characters would take minutes.
+    without_long_words = pre_tokenizers.Split(Regex(rf"\S{{{LONGEST_WORD + 1},}}"), "removed")
+    trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizers.Sequence([splitter, without_long_words])
     trained.train_from_iterator(texts, trainer)
     return BertTokenizer(vocab=trained.get_vocab(with_added_tokens=True), do_lower_case=True)
 
@@ -135,24 +141,46 @@ def encode_rows(
     backend.no_truncation()
     backend.no_padding()
     separator = [tokenizer.sep_token_id]
-    for texts in _portions(batches):
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        rows = [row for row in (encoding.ids for encoding in encodings) if row]
-        yield np.fromiter(chain.from_iterable(row + separator for row in rows), dtype=dtype), len(rows)
+    begun = False  # whether the row that is read has ids in earlier portions
+    for portion in _portions(batches):
+        encodings = backend.encode_batch_fast([stretch for stretch, _ in portion], add_special_tokens=False)
+        parts, rows = [], 0
+        for encoding, (_, ends_row) in zip(encodings, portion, strict=True):
+            ids = encoding.ids
+            parts.append(ids)
+            begun = begun or bool(ids)
+            if ends_row:
+                if begun:
+                    parts.append(separator)
+                    rows += 1
+                begun = False
+        yield np.fromiter(chain.from_iterable(parts), dtype=dtype), rows
 
 
-def _portions(batches: Iterable[list[str]]) -> Iterator[list[str]]:
-    """The same texts in lists of bounded length, however long a batch of whole books may be."""
-    portion: list[str] = []
+def _portions(batches: Iterable[list[str]]) -> Iterator[list[tuple[str, bool]]]:
+    """The same texts in stretches, each with whether it ends its text, in lists of bounded length."""
+    portion: list[tuple[str, bool]] = []
     size = 0
     for text in chain.from_iterable(batches):
-        if portion and size + len(text) > CALL_CHARACTERS:
-            yield portion
-            portion, size = [], 0
-        portion.append(text)
-        size += len(text)
+        left = len(text)
+        for stretch in _stretches(text):
+            if portion and size + len(stretch) > CALL_CHARACTERS:
+                yield portion
+                portion, size = [], 0
+            left -= len(stretch)
+            portion.append((stretch, left == 0))
+            size += len(stretch)
     if portion:
         yield portion
+
+
+def _stretches(text: str) -> Iterator[str]:
+    """A text cut into stretches of about `STRETCH_CHARACTERS`, only before spaces and ideographs: words stay whole."""
+    start = 0
+    while cut := _BEFORE_A_WORD.search(text, start + STRETCH_CHARACTERS):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 def pack(tokens: Iterable[np.ndarray], tokenizer: PreTrainedTokenizerBase, block_size: int) -> Iterator[np.ndarray]:
