@@ -4,6 +4,7 @@ import importlib
 import math
 import pkgutil
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -94,6 +95,11 @@ def test_mistakes_on_the_command_line_are_named(words, message, capsys):
         ("output_dirr: x\n", "unknown key 'output_dirr'. Did you mean output_dir?"),
         ("- a list\n", "must hold `name: value` lines"),
         ("output_dir: [unclosed\n", "cannot read the configuration file"),
+        ("output_dir: 2026-02-30\n", "not YAML that is taken here (day is out of range"),
+        ("output_dir: !!bool x\n", "not YAML that is taken here"),
+        ("extra: " + "[" * 9999, "not YAML that is taken here (maximum recursion"),
+        ("extra: &some [1.0]\nepochs: *some\n", "an alias (*some) is not taken here; write the value out"),
+        ("extra: &some {a: 1}\nepochs:\n  <<: *some\n", "an alias (*some) is not taken here"),
     ],
 )
 def test_mistakes_in_a_file_are_named_with_the_file(content, message, tmp_path, capsys):
@@ -103,6 +109,24 @@ def test_mistakes_in_a_file_are_named_with_the_file(content, message, tmp_path, 
         parse("--config", str(path))
     assert message in capsys.readouterr().err
     assert path.exists()
+
+
+def test_a_bomb_of_aliases_is_refused_at_once(tmp_path, capsys):
+    levels = ["&a0 [x, x, x, x, x, x, x, x, x]", *(f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+    (tmp_path / "bomb.yaml").write_text("output_dir: x\nextra:\n" + "".join(f"- {level}\n" for level in levels))
+    started = time.process_time()
+    with pytest.raises(SystemExit):
+        parse("--config", str(tmp_path / "bomb.yaml"))
+    assert time.process_time() - started < 5
+    assert "an alias (*a0) is not taken here; write the value out" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="settings are name=value"):
+        named_settings("s3:a=&x [1],b=*x")
+
+
+def test_a_list_that_two_arguments_share_is_saved_without_aliases(tmp_path):
+    shared = [2.0, 3.0]
+    save_arguments(tmp_path / "arguments.yaml", Arguments("x", extra=shared, epochs=shared))
+    assert (tmp_path / "arguments.yaml").read_text().count("- 2.0") == 2
 
 
 @pytest.mark.parametrize(

@@ -264,13 +264,45 @@ def _options(parser: argparse.ArgumentParser, words: list[str]) -> list[tuple[st
     return options
 
 
+class _Loader(yaml.SafeLoader):
+    """Takes no aliases: ten lines of them stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(
+                None, None, f"an alias (*{event.anchor}) is not taken here; write the value out", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes none: a list that is the value of two arguments is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _read_yaml(text: str) -> Any:
+    """What a YAML text says.
+
+    Raises:
+        ValueError: it is not YAML, or has an alias.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    # What is no YAMLError comes from its constructors, of dates as 2026-02-30 and tags as `!!bool x`, or from its depth.
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not YAML that is taken here ({error})") from error
+
+
 def _file_options(parser: argparse.ArgumentParser, name: str, names: set[str]) -> list[tuple[str, list[str]]]:
     """A YAML file's entries as command-line words, so that one parser converts and checks both."""
     file = Path(name)
     try:
         file = find_recipe(name)
-        entries = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        entries = _read_yaml(file.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
         parser.error(f"cannot read the configuration file {file}: {error}")
     if not isinstance(entries, dict):
         parser.error(f"{file} must hold `name: value` lines, not {type(entries).__name__}.")
@@ -315,8 +347,8 @@ def named_settings(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, _, settings = text.partition(":")
     try:
-        entries = yaml.safe_load("{" + settings.replace("=", ": ") + "}")
-    except yaml.YAMLError:
+        entries = _read_yaml("{" + settings.replace("=", ": ") + "}")
+    except ValueError:
         entries = None
     if not isinstance(entries, dict) or None in entries.values():
         raise ValueError(f"{text!r}: settings are name=value, with commas between them.")
@@ -348,4 +380,4 @@ def override_config(config: Any, text: str) -> None:
 def save_arguments(file: Path, *instances: Any) -> None:
     """Writes the resolved arguments as a YAML file that `--config` takes."""
     entries = {name: value for instance in instances for name, value in asdict(instance).items() if value is not None}
-    write_text(file, yaml.safe_dump(entries, sort_keys=False))
+    write_text(file, yaml.dump(entries, Dumper=_Dumper, sort_keys=False))
