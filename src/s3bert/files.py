@@ -1,5 +1,6 @@
-"""Files written atomically: aside first, so that a kill or a full disk leaves what was there before; and Markdown tables."""
+"""Files written atomically: aside first, so that a kill or a full disk leaves what was there before; and text as Markdown."""
 
+import html
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,19 @@ def write_text(file: Path, text: str) -> None:
 def file_name(label: str) -> str:
     """A label with settings, "s3bert:smoother_norm=layer", as a name that every file system takes."""
     return re.sub(r"[^\w.]+", "-", label).strip("-")
+
+
+def as_markdown(text: object) -> str:
+    """A name or value of any characters as one line of Markdown that shows them: no markup, no HTML, no new cell of a table."""
+    line = " ".join(str(text).split())
+    line = re.sub(r"([\\`*\[\]|~$]|(?<!\w)[_#]|_(?!\w))", r"\\\1", line)  # snake_case is no emphasis
+    return html.escape(line, quote=False)
+
+
+def fenced(language: str, code: str) -> str:
+    """A block of code in Markdown, whatever backticks it holds."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    return f"{fence}{language}\n{code}\n{fence}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

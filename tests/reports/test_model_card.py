@@ -1,7 +1,9 @@
 """Saved folders: complete with their code, the same logits with and without the package, pipelines, PEFT,
 sentence-transformers. Everything is built and read offline."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,12 @@ import reference
 import torch
 import transformers
 from conftest import FAMILIES
+from huggingface_hub import ModelCard
 from transformers import BertTokenizer, Trainer, TrainingArguments, pipeline
 
 import s3bert
+from s3bert.files import as_markdown
+from s3bert.reports.model_card import Metric, write_model_card
 
 
 AUTO_CLASSES = {
@@ -364,3 +369,54 @@ def test_int8_linear_layers_stay_close_and_a_device_map_loads_the_same(build_mod
     model.save_pretrained(tmp_path)
     mapped = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, device_map="auto")
     assert torch.equal(mapped(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("task", ["fill-mask", "text-classification"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a plain-name_of.v1",
+        'quotes " and \' and """ and back\\slashes \\',
+        '"); import os; os.system("rm -rf /") #',
+        "<script>alert('x')</script> & <img src=x onerror=y>",
+        "line\n```\n# another heading\n\n<b>\n---\n",
+        "`ticks` ```` {folder} {{braces}} {0} %s [link](javascript:x) | *stars* _lines_ $x$",
+        "M\u00fcller \u6c34 \u2028 \x07 \udcff",
+    ],
+)
+def test_a_name_of_any_characters_becomes_neither_code_nor_markup(name, task, tmp_path):
+    card = tmp_path / "README.md"
+    metrics = [Metric(task, "validation", "loss", 1.5, name)]
+    write_model_card(card, name, "s3bert", "A summary.", metrics, {"finetuned from": name}, f"s3bert glue '{name}'")
+    text = card.read_text(encoding="utf-8")
+    parsed = ModelCard(text)
+    assert parsed.data.model_name == name
+    blocks = {language: code for _, language, code in re.findall(r"(?ms)^(`{3,})(\w+)\n(.*?)\n\1$", parsed.text)}
+    assert blocks["sh"] == f"s3bert glue '{name}'".encode("utf-8", "replace").decode()
+    program = blocks["python"]
+    arguments = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.keyword)]
+    assert [ast.literal_eval(node.value) for node in arguments if node.arg == "model"] == [name]
+
+    prose = re.sub(r"(?ms)^(`{3,})\w+\n.*?^\1$", "", parsed.text)
+    assert "<" not in prose
+    cells = [len(re.findall(r"(?<!\\)\|", line)) for line in prose.splitlines() if line.startswith("|")]
+    assert cells == [4] * 3 + [3] * 3
+    headings = [line for line in prose.splitlines() if line.startswith("#")]
+    assert headings == [
+        f"# {as_markdown(name)}".encode("utf-8", "replace").decode(),
+        "## Results",
+        "## Training",
+        "## Use",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("s3_bert-small.v1, 50%", "s3_bert-small.v1, 50%"),
+        ("_a_ *b* `c` [d](e) f|g \\h", r"\_a\_ \*b\* \`c\` \[d\](e) f\|g \\h"),
+        ("<b>\n&amp;", "&lt;b&gt; &amp;amp;"),
+    ],
+)
+def test_plain_text_as_markdown(text, markdown):
+    assert as_markdown(text) == markdown

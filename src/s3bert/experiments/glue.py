@@ -12,7 +12,7 @@ from datasets import Dataset
 
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.data.shuffled import ShuffledBatches
-from s3bert.files import write_text
+from s3bert.files import as_markdown, write_text
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.glue import GLUE_TASKS, glue_dataset, shortfall
 from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
@@ -124,7 +124,7 @@ def publish(
         "training rows": f"{rows['train']:,}",
     }
     local = Path(start.name).exists()
-    about = f"{Path(start.name).name} finetuned on {name}; setting and seed were chosen on {scored}."
+    about = f"{as_markdown(Path(start.name).name)} finetuned on {name}; setting and seed were chosen on {scored}."
     base_model = None if local else start.name
     write_model_card(
         folder / "README.md", folder.name, start.model_type, f"{about} {data}", metrics, facts, command, base_model

@@ -12,7 +12,7 @@ from s3bert.benchmark.results import machine
 from s3bert.data.corpus import Corpus
 from s3bert.data.sources import parse_sources
 from s3bert.data.streaming import StreamingCorpus
-from s3bert.files import write_text
+from s3bert.files import as_markdown, write_text
 from s3bert.models.sparse_baselines import SPARSE_BASELINES
 from s3bert.reports.losses import plot_losses
 from s3bert.reports.model_card import Metric, write_model_card
@@ -174,7 +174,7 @@ def publish(
     }
     summary = (
         f"{_DISPLAYED.get(model.config.model_type, f'A {model.config.model_type}')} encoder of {parameters:,} parameters, pretrained by masked language modelling on "
-        f"{corpus_name(corpus)}. Losses are in nats, over masked tokens of held-out text."
+        f"{as_markdown(corpus_name(corpus))}. Losses are in nats, over masked tokens of held-out text."
     )
     write_model_card(
         folder / "README.md",

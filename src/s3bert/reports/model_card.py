@@ -1,12 +1,13 @@
 """The model card of a run, with the run's own metrics."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from s3bert.files import table, write_text
+from s3bert.files import as_markdown, fenced, table, write_text
 
 
 @dataclass
@@ -30,11 +31,11 @@ class Metric:
 _LOAD = {
     "fill-mask": """from transformers import pipeline
 
-fill = pipeline("fill-mask", model="{folder}", trust_remote_code=True)
+fill = pipeline("fill-mask", model={folder}, trust_remote_code=True)
 print(fill(f"paris is the capital of {{fill.tokenizer.mask_token}}."))""",
     "text-classification": """from transformers import pipeline
 
-classify = pipeline("text-classification", model="{folder}", trust_remote_code=True)
+classify = pipeline("text-classification", model={folder}, trust_remote_code=True)
 print(classify("a sentence to classify"))""",
 }
 
@@ -65,9 +66,10 @@ def write_model_card(
     """Writes a model card, the README.md of a repository.
 
     Args:
-        card: the file. title: the model's name. model_type: as in its configuration. summary: a paragraph that says what was trained on what.
+        card: the file. title: the model's name. model_type: as in its configuration. summary: a paragraph of Markdown that says what was
+            trained on what.
         metrics: the results to report; the first one's task is the pipeline tag.
-        facts: rows of the training table (parameters, tokens seen, hours, ...), shown as they are.
+        facts: rows of the training table (parameters, tokens seen, hours, ...), their values as plain text.
         command: the command line that made the checkpoint.
         base_model: the checkpoint it was finetuned from. plot: a PNG beside the card to show.
     """
@@ -94,19 +96,22 @@ def write_model_card(
         eval_results=results or None,
         base_model=base_model,
     )
-    measured = [[f"{f.dataset_in_words} ({f.split})", f.metric, f"{f.value:.4f}"] for f in metrics]
+    measured = [[as_markdown(f"{f.dataset_in_words} ({f.split})"), f.metric, f"{f.value:.4f}"] for f in metrics]
+    # JSON's string is Python's too; characters that do not show are written as escapes.
+    folder = json.dumps(title, ensure_ascii=not title.isprintable())
     sections = [
         f"---\n{data.to_yaml()}\n---",
-        f"# {title}",
+        f"# {as_markdown(title)}",
         summary,
         "## Results",
         table(["data", "metric", "value"], measured),
         f"![losses]({plot})" if plot else "",
         "## Training",
-        table(["", ""], [[name, str(value)] for name, value in facts.items()]),
-        f"```sh\n{command}\n```",
+        table(["", ""], [[name, as_markdown(value)] for name, value in facts.items()]),
+        fenced("sh", command),
         "## Use",
-        f"```python\n{_LOAD[task].format(folder=title)}\n```",
+        fenced("python", _LOAD[task].format(folder=folder)),
         _USE_OF_OWN_CODE if model_type in _OWN_CODE else "",
     ]
-    write_text(card, "\n\n".join(section for section in sections if section) + "\n")
+    text = "\n\n".join(section for section in sections if section) + "\n"
+    write_text(card, text.encode("utf-8", "replace").decode())  # a file's name may hold what UTF-8 cannot
