@@ -235,15 +235,30 @@ def test_a_single_string_column_is_the_text_and_text_goes_before_others():
         text_column(Dataset.from_dict({"n": [1]}))
 
 
-def test_the_fingerprint_follows_content_time_and_place_of_the_files(tmp_path):
+def test_the_fingerprint_follows_content_and_place_of_the_files_and_not_their_time(tmp_path):
     file = write(tmp_path / "train.txt", "one\n")
     source = Source(str(tmp_path))
     before = fingerprint(source)
     assert fingerprint(Source(f"{tmp_path}/./")) == before
     os.utime(file, (1, 1))
-    touched = fingerprint(source)
+    assert fingerprint(source) == before
+    write(file, "two\n")
+    changed = fingerprint(source)
+    file.rename(tmp_path / "train2.txt")
+    moved = fingerprint(source)
     write(tmp_path / "dev.txt", "two\n")
-    assert len({before, touched, fingerprint(source)}) == 3
+    assert len({before, changed, moved, fingerprint(source)}) == 4
+
+
+def test_a_file_that_was_not_touched_is_not_read_again_for_its_fingerprint(tmp_path):
+    file, known = write(tmp_path / "train.txt", "one\n"), {}
+    before = fingerprint(Source(str(file)), known)
+    assert fingerprint(Source(str(file)), known) == before == fingerprint(Source(str(file)))
+    time = file.stat().st_mtime_ns
+    for content, same in (("two\n", True), ("three\n", False)):  # of the same size and time: it was not looked into
+        write(file, content)
+        os.utime(file, ns=(time, time))
+        assert (fingerprint(Source(str(file)), known) == before) is same
 
 
 def test_a_file_replaced_by_another_is_read_anew(tmp_path):

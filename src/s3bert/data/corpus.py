@@ -145,7 +145,9 @@ def prepare_corpus(arguments: CorpusArguments, output_dir: str | Path) -> Path:
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     _limit_threads(arguments.preprocessing_num_workers)
     tokenizer = load_tokenizer(arguments.tokenizer_name) if arguments.tokenizer_name else None
-    inputs = _inputs(arguments, tokenizer)
+    replaces = arguments.overwrite_cache or not (output_dir / MANIFEST).is_file()
+    known = {} if replaces else read_manifest(output_dir).get("known_files", {})
+    inputs = _inputs(arguments, tokenizer, known)
     with FileLock(_aside(output_dir, "lock")):
         _remove_leftovers(output_dir)  # of a process that died: it would hold the lock otherwise
         if _is_prepared(output_dir, inputs, arguments.overwrite_cache):
@@ -154,7 +156,7 @@ def prepare_corpus(arguments: CorpusArguments, output_dir: str | Path) -> Path:
         building = _aside(output_dir, "partial")
         building.mkdir()
         try:
-            _build(arguments, inputs, tokenizer, building)
+            _build(arguments, inputs, known, tokenizer, building)
             Corpus.open(building)
             if output_dir.exists():
                 output_dir.rename(_aside(output_dir, "replaced"))
@@ -164,15 +166,19 @@ def prepare_corpus(arguments: CorpusArguments, output_dir: str | Path) -> Path:
     return output_dir
 
 
-def _inputs(arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    """Everything that decides what is in the folder; equal inputs mean an equal corpus."""
+def _inputs(
+    arguments: CorpusArguments, tokenizer: PreTrainedTokenizerBase | None, known: dict[str, list]
+) -> dict[str, Any]:
+    """Everything that decides what is in the folder; equal inputs mean an equal corpus. `known`: see `fingerprint`."""
     sources = training_sources(arguments)
     names = ["max_seq_length", "validation_split_percentage", "max_train_samples", "max_eval_samples", "streaming"]
     return {
         "format": FORMAT_VERSION,
-        "sources": [[fingerprint(source), source.weight] for source in sources],  # not as spelt: paths have many names
+        "sources": [
+            [fingerprint(source, known), source.weight] for source in sources
+        ],  # not as spelt: paths have many names
         "validation_file": arguments.validation_file
-        and [fingerprint(source) for source in parse_sources(arguments.validation_file)],
+        and [fingerprint(source, known) for source in parse_sources(arguments.validation_file)],
         "train_file": arguments.train_file is not None,
         "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer else f"trained, {arguments.vocab_size} pieces",
         **{name: getattr(arguments, name) for name in names},
@@ -219,6 +225,7 @@ def _is_prepared(output_dir: Path, inputs: dict[str, Any], overwrite: bool) -> b
 def _build(
     arguments: CorpusArguments,
     inputs: dict[str, Any],
+    known: dict[str, list],
     tokenizer: PreTrainedTokenizerBase | None,
     folder: Path,
 ) -> None:
@@ -253,6 +260,7 @@ def _build(
         "format": FORMAT_VERSION,
         "fingerprint": hashlib.sha256(json.dumps(inputs).encode()).hexdigest(),
         "inputs": inputs,
+        "known_files": known,
         "vocab_size": len(tokenizer),
         "block_size": arguments.max_seq_length,
         "dtype": _id_type(len(tokenizer)).str,

@@ -9,6 +9,7 @@ import glob
 import gzip
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -351,12 +352,18 @@ def text_batches(source: Source, dataset: Dataset | IterableDataset, batch_size:
             yield [text or "" for text in table.column(column).to_pylist()]
 
 
-def fingerprint(source: Source) -> str:
-    """Changes when the data behind `source` may have: the files' paths, sizes and times, or the Hub revision."""
+def fingerprint(source: Source, known: dict[str, list] | None = None) -> str:
+    """Changes when the data behind `source` do: the files' paths and contents, or the Hub revision.
+
+    Args:
+        known: size, time and checksum of files that were read before, by a hash of their paths. A file whose size and time are
+            noted there is not read again; what is read is noted.
+    """
+    known = {} if known is None else known
     if source.name == "synthetic":
         facts: list = ["synthetic", GENERATOR_VERSION]
     elif files := local_files(source):
-        facts = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        facts = [[str(file.resolve()), _checksum(file, known)] for file in files]
     else:
         if _looks_like_a_path(source.name):
             load_source(source, streaming=True)  # raises
@@ -367,3 +374,13 @@ def fingerprint(source: Source) -> str:
                 datasets.load_dataset_builder(source.name, source.config).hash,
             ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _checksum(file: Path, known: dict[str, list]) -> str:
+    key = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:16]
+    status = file.stat()
+    noted = [status.st_size, status.st_mtime_ns]
+    if known.get(key, [])[:2] != noted:
+        with open(file, "rb") as stream:
+            known[key] = [*noted, hashlib.file_digest(stream, "sha256").hexdigest()]
+    return known[key][2]
