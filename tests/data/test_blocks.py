@@ -2,6 +2,7 @@
 
 import pickle
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,25 @@ def test_blocks_are_mapped_not_read_and_travel_to_workers_as_names(tmp_path):
     assert (pickle.loads(pickle.dumps(blocks))[17] == blocks[17]).all()
     with pytest.raises(ValueError, match="read-only"):
         blocks[0][0] = 1
+
+
+def test_every_chunk_is_compared_with_its_checksum_when_a_block_of_it_is_first_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("s3bert.data.blocks.CHUNK_BYTES", 40)  # two and a half blocks
+    file = made_of(tmp_path / "0", 12)
+    whole = file.read_bytes()
+    checksums = [np.array([zlib.crc32(whole[i : i + 40]) for i in range(0, len(whole), 40)], dtype=np.uint32)]
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+        blocks = pickle.loads(pickle.dumps(Blocks([file], 4, "<u4", ["x"], None, checksums)))
+        chunk = place // 40
+        for number in range(12):
+            if number * 16 < (chunk + 1) * 40 and (number + 1) * 16 > chunk * 40:
+                with pytest.raises(
+                    OSError, match=f"0 is damaged: bytes {chunk * 40} to {min(chunk * 40 + 39, 191)} do"
+                ):
+                    blocks[number]
+            else:
+                assert blocks[number].tolist() == [number] * 4
 
 
 def test_any_step_of_a_large_corpus_is_reached_at_once(tmp_path):

@@ -3,6 +3,7 @@
 The faults are real ones: processes killed with SIGKILL, files cut short, text that is not text.
 """
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -21,6 +22,7 @@ from datasets import Dataset
 from transformers import BertTokenizer
 
 from s3bert.data.arguments import CorpusArguments
+from s3bert.data.blocks import read_manifest
 from s3bert.data.corpus import Corpus, prepare_corpus
 from s3bert.data.streaming import StreamingCorpus
 from s3bert.data.synthetic import synthetic_corpus
@@ -233,6 +235,32 @@ def swap_tokenizer(folder: Path) -> None:
     train_wordpiece(["other words altogether"] * 5, 300).save_pretrained(folder)
 
 
+def flip(file: Path, place: int, bit: int = 0) -> None:
+    with open(file, "r+b", buffering=0) as stream:
+        stream.seek(place)
+        byte = stream.read(1)[0]
+        stream.seek(place)
+        stream.write(bytes([byte ^ 1 << bit]))
+
+
+def flip_tokenizer(folder: Path) -> None:
+    flip(folder / "tokenizer.json", (folder / "tokenizer.json").read_bytes().index(b'"the"') + 1)
+
+
+def forget_checksums(folder: Path) -> None:
+    """Makes the folder one of earlier versions."""
+    manifest = json.loads((folder / "corpus.json").read_text())
+    del manifest["crc32"], manifest["tokenizer_files"], manifest["known_files"]
+    for record in manifest["files"]:
+        del record["crc32"]
+    (folder / "corpus.json").write_text(json.dumps(manifest))
+
+
+def forget_checksums_and_swap_tokenizer(folder: Path) -> None:
+    forget_checksums(folder)
+    swap_tokenizer(folder)
+
+
 @pytest.mark.parametrize(
     ("damage", "kind", "message"),
     [
@@ -240,9 +268,11 @@ def swap_tokenizer(folder: Path) -> None:
         (lambda folder: (folder / "validation-0.bin").unlink(), OSError, r"validation-0\.bin has 0 of its"),
         (damage_manifest, ValueError, r"corpus\.json is damaged"),
         (raise_format, ValueError, "has format 99, this version reads"),
-        (swap_tokenizer, ValueError, r"has [\d,]+ entries, its blocks were made with"),
+        (swap_tokenizer, ValueError, r"tokenizer\.json is not the file that the blocks of .* were made with; prepare"),
+        (flip_tokenizer, ValueError, r"tokenizer\.json is not the file that the blocks of .* were made with; prepare"),
+        (forget_checksums_and_swap_tokenizer, ValueError, r"has [\d,]+ entries, its blocks were made with"),
     ],
-    ids=["cut file", "missing file", "cut manifest", "other format", "other tokenizer"],
+    ids=["cut file", "missing file", "cut manifest", "other format", "other tokenizer", "flipped tokenizer", "older"],
 )
 def test_a_damaged_folder_does_not_open_and_is_not_reused(arguments, tmp_path, damage, kind, message):
     folder = prepare_corpus(arguments(), tmp_path / "corpus")
@@ -251,6 +281,50 @@ def test_a_damaged_folder_does_not_open_and_is_not_reused(arguments, tmp_path, d
         Corpus.open(folder)
     with pytest.raises(kind, match=message):
         prepare_corpus(arguments(), folder)
+
+
+def test_a_flipped_bit_of_the_blocks_is_an_error_when_it_is_read(arguments, tmp_path):
+    folder = prepare_corpus(arguments(), tmp_path / "corpus")
+    file = folder / "train-1.bin"
+    first = Corpus.open(folder).manifest["files"][0]["blocks"]
+    for place in (0, 1, 777, file.stat().st_size - 1):
+        flip(file, place, bit=place % 8)
+        blocks = Corpus.open(folder).split("train")
+        with pytest.raises(
+            OSError, match=r"train-1\.bin is damaged: bytes 0 to [\d,]+ do not match .*prepare the corpus"
+        ):
+            blocks[first + place // (2 * LENGTH)]
+        assert len(blocks[first - 1]) == LENGTH, "the other source is whole"
+        flip(file, place, bit=place % 8)
+    assert len(list(Corpus.open(folder).split("train"))) == len(blocks)
+
+
+def test_a_flipped_bit_of_the_manifest_is_an_error_or_changes_nothing_but_the_name_of_its_checksum(arguments, tmp_path):
+    folder = prepare_corpus(arguments(), tmp_path / "corpus")
+    whole, size = read_manifest(folder), (folder / "corpus.json").stat().st_size
+    names = set()
+    for place in range(size):
+        flip(folder / "corpus.json", place, bit=place % 8)
+        with contextlib.suppress(ValueError):
+            found = read_manifest(folder)
+            renamed = found.keys() - whole.keys()
+            assert len(renamed) == 1, f"byte {place} changed what is in it"
+            assert {name: value for name, value in found.items() if name not in renamed} == whole
+            names |= renamed
+        flip(folder / "corpus.json", place, bit=place % 8)
+    assert len(names) <= len("crc32")
+
+
+def test_a_corpus_of_an_earlier_version_is_read_without_checks_which_is_said_once(arguments, tmp_path, caplog):
+    folder = prepare_corpus(arguments(), tmp_path / "corpus")
+    expected = list(Corpus.open(folder).split("train"))
+    assert not caplog.messages
+    forget_checksums(folder)
+    for _ in range(2):
+        assert np.array_equal(expected, list(Corpus.open(folder).split("train")))
+    assert caplog.messages == [
+        f"{folder} was prepared without checksums: damage to its blocks would not be noticed. Prepare it again to have them."
+    ]
 
 
 def test_text_too_short_for_a_block_is_an_error_that_names_the_remedy(arguments, tmp_path):

@@ -3,7 +3,10 @@
 `corpus.py` says what is in the folder, and makes it.
 """
 
+import functools
 import json
+import logging
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,11 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
 MANIFEST = "corpus.json"
+CHUNK_BYTES = 1 << 20  # of a file of blocks to a checksum
 
 
 class Blocks(Sequence):
@@ -25,6 +31,10 @@ class Blocks(Sequence):
         dtype: little-endian unsigned type of an id.
         names: the sources, for people.
         weights: share of each source in an epoch; None where every block comes once.
+        checksums: CRC-32 of each chunk of `CHUNK_BYTES` of each file, uint32. A chunk is compared when a block of it is first
+            read, once in each process, in a fraction of a millisecond. None where they are not known.
+
+    Reading raises OSError for a chunk that is not what its checksum says.
     """
 
     def __init__(
@@ -34,11 +44,13 @@ class Blocks(Sequence):
         dtype: str,
         names: list[str],
         weights: list[float] | None = None,
+        checksums: list[np.ndarray] | None = None,
     ) -> None:
-        self._arguments = (files, block_size, dtype, names, weights)
+        self._arguments = (files, block_size, dtype, names, weights, checksums)
         self.block_size = block_size
         self.weights = weights
         self._maps = [np.memmap(file, dtype=dtype, mode="r").reshape(-1, block_size).view(np.ndarray) for file in files]
+        self._unread = None if checksums is None else [np.ones(len(chunks), dtype=bool) for chunks in checksums]
         counts = [len(blocks) for blocks in self._maps]
         self._ends = np.cumsum(counts)
         self.quotas = counts if weights is None else _shares(int(self._ends[-1]), weights)
@@ -72,7 +84,26 @@ class Blocks(Sequence):
         index %= len(self)
         source = int(np.searchsorted(self._ends, index, side="right"))
         blocks = self._maps[source]
-        return blocks[index - int(self._ends[source]) + len(blocks)]
+        number = index - int(self._ends[source]) + len(blocks)
+        if self._unread is not None:
+            self._check(source, number)
+        return blocks[number]
+
+    def _check(self, source: int, number: int) -> None:
+        """Compares the chunks in which a block of a source lies with their checksums, where no block of theirs was read yet."""
+        data, unread = self._maps[source].reshape(-1).view(np.uint8), self._unread[source]
+        size = self._maps[source][number].nbytes
+        for chunk in range(number * size // CHUNK_BYTES, ((number + 1) * size - 1) // CHUNK_BYTES + 1):
+            if unread[chunk]:
+                start = chunk * CHUNK_BYTES
+                content = data[start : start + CHUNK_BYTES]
+                if zlib.crc32(content) != self._arguments[-1][source][chunk]:
+                    file = self._arguments[0][source]
+                    raise OSError(
+                        f"{file} is damaged: bytes {start:,} to {start + len(content) - 1:,} do not match their checksum in "
+                        f"{MANIFEST}; delete {file.parent} and prepare the corpus again"
+                    )
+                unread[chunk] = False
 
     def draw(self, seed: int, epoch: int) -> np.ndarray:
         """Block numbers of one epoch in the order to visit them, int64 (len(self),): a function of its arguments alone.
@@ -116,11 +147,27 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         version = manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
+        checksum = manifest.pop("crc32", None)  # corpora of earlier versions have none
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); delete {folder} and prepare it again") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{file} has format {version}, this version reads {FORMAT_VERSION}; prepare the corpus again")
+    if checksum is not None and checksum != manifest_crc32(manifest):
+        raise ValueError(f"{file} is damaged (it does not match its checksum); delete {folder} and prepare it again")
     return manifest
+
+
+def manifest_crc32(manifest: dict[str, Any]) -> int:
+    """CRC-32 of what `corpus.json` holds beside this number."""
+    return zlib.crc32(json.dumps(manifest).encode())
+
+
+@functools.cache
+def _say_that_nothing_is_checked(folder: Path) -> None:
+    logger.warning(
+        "%s was prepared without checksums: damage to its blocks would not be noticed. Prepare it again to have them.",
+        folder,
+    )
 
 
 class Corpus:
@@ -135,7 +182,8 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":
-        """Opens a folder of `prepare_corpus`, comparing its files with the manifest by name and size.
+        """Opens a folder of `prepare_corpus`, comparing the blocks' files with the manifest by name and size, the tokenizer's by
+        checksum. Blocks are compared with their checksums as they are read.
 
         Raises FileNotFoundError where there is no corpus, OSError for a missing or cut file, ValueError for another
         format or a tokenizer that is not the corpus's.
@@ -149,6 +197,14 @@ class Corpus:
                 raise OSError(
                     f"{file} has {size:,} of its {record['bytes']:,} bytes; delete {folder} and prepare the corpus again"
                 )
+        for name, checksum in manifest.get("tokenizer_files", {}).items():
+            file = folder / name
+            if not file.is_file() or zlib.crc32(file.read_bytes()) != checksum:
+                raise ValueError(
+                    f"{file} is not the file that the blocks of {folder} were made with; prepare the corpus again"
+                )
+        if not all("crc32" in record for record in manifest["files"]):
+            _say_that_nothing_is_checked(folder.resolve())
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if len(tokenizer) != manifest["vocab_size"]:
             raise ValueError(
@@ -175,4 +231,7 @@ class Corpus:
             self.manifest["dtype"],
             [record["source"] for record in records],
             None if None in weights else weights,
+            [np.array(record["crc32"], dtype=np.uint32) for record in records]
+            if all("crc32" in record for record in records)
+            else None,
         )

@@ -1,9 +1,10 @@
 """Prepared corpora: text in, a reusable folder of token blocks out, and its reader.
 
 A corpus folder holds the tokenizer, one `<split>-<k>.bin` for each source and split (little-endian uint16 blocks, uint32
-from 65,536 entries on), and `corpus.json`, which is written last and describes them. A block is [CLS] ids [SEP] of
-exactly `block_size` ids; rows of the text are joined with one [SEP], and what does not fill a last block is dropped. The
-folder is built aside and renamed when whole, so that an interrupted preparation leaves nothing that opens. `Corpus` reads it.
+from 65,536 entries on), and `corpus.json`, which is written last, describes them and has their checksums. A block is [CLS]
+ids [SEP] of exactly `block_size` ids; rows of the text are joined with one [SEP], and what does not fill a last block is
+dropped. The folder is built aside and renamed when whole, so that an interrupted preparation leaves nothing that opens.
+`Corpus` reads it.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from .arguments import CorpusArguments
-from .blocks import FORMAT_VERSION, MANIFEST, Blocks, Corpus, read_manifest
+from .blocks import CHUNK_BYTES, FORMAT_VERSION, MANIFEST, Blocks, Corpus, manifest_crc32, read_manifest
 from .sources import Source, fingerprint, load_files, load_source, local_files, parse_sources, text_batches
 from .wordpiece import encode_rows, load_tokenizer, pack, spread_sample, tokenizer_fingerprint, train_wordpiece
 
@@ -32,7 +34,7 @@ __all__ = ["Blocks", "Corpus", "CorpusArguments", "prepare_corpus"]
 
 logger = logging.getLogger(__name__)
 
-CHUNK_TOKENS = 1 << 22  # ids read back at once when counting
+COUNTED_TOKENS = 1 << 22  # ids read back at once when counting: whole chunks
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ def _build(
     except Exception as error:  # the library raises no narrower one for a full disk
         raise OSError(f"cannot save the tokenizer in {folder}: {error}") from error
 
+    tokenizer_files = {file.name: zlib.crc32(file.read_bytes()) for file in sorted(folder.iterdir())}
     files = []
     counts: dict[str, np.ndarray] = {}
     for split in ("train", "validation"):
@@ -265,11 +268,12 @@ def _build(
         "block_size": arguments.max_seq_length,
         "dtype": _id_type(len(tokenizer)).str,
         "unigram_entropy": {split: _entropy(counts[split], tokenizer.all_special_ids) for split in counts},
+        "tokenizer_files": tokenizer_files,
         "files": files,
         "streaming": _from_anywhere(arguments) if arguments.streaming else None,
     }
     with open(folder / MANIFEST, "w", encoding="utf-8") as stream:
-        json.dump(manifest, stream, indent=2)
+        json.dump({**manifest, "crc32": manifest_crc32(manifest)}, stream, indent=2)
         stream.flush()
         os.fsync(stream.fileno())
 
@@ -321,9 +325,11 @@ def _write_part(
         )
 
     digest, counts, largest = hashlib.sha256(), np.zeros(len(tokenizer), dtype=np.int64), 0
+    checksums: list[int] = []
     with open(file, "rb") as stream:
-        while chunk := stream.read(CHUNK_TOKENS * dtype.itemsize):
+        while chunk := stream.read(COUNTED_TOKENS * dtype.itemsize):
             digest.update(chunk)
+            checksums += [zlib.crc32(chunk[i : i + CHUNK_BYTES]) for i in range(0, len(chunk), CHUNK_BYTES)]
             ids = np.frombuffer(chunk, dtype=dtype)
             largest = max(largest, int(ids.max()))
             counts += np.bincount(ids, minlength=len(counts))[: len(counts)]
@@ -344,6 +350,7 @@ def _write_part(
         "max_id": largest,
         "bytes": file.stat().st_size,
         "sha256": digest.hexdigest(),
+        "crc32": checksums,
     }
     return record, counts
 
