@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -586,6 +587,14 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
     assert [folder.name for folder in all_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-12"]
     published = (tmp_path / "model.safetensors").read_bytes()
     assert published == (tmp_path / "checkpoint-3" / "model.safetensors").read_bytes()
+
+    (tmp_path / "checkpoint-3" / "model.safetensors").write_bytes(published[:-1] + bytes([published[-1] ^ 1]))
+    again = dataclasses.replace(config, resume_from_checkpoint="latest")
+    with pytest.raises(
+        ValueError, match=r"checkpoint-3, its best evaluation's, is damaged .model\.safetensors does not match"
+    ):
+        train(model, MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, 0), again, held_out)
+    assert (tmp_path / "model.safetensors").read_bytes() == published, "nothing damaged is published"
 
 
 def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path, monkeypatch):

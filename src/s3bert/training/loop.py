@@ -42,6 +42,7 @@ from .checkpoints import (
     publish,
     rotate,
     save_training_state,
+    validate_checkpoint,
     written_aside,
 )
 from .flops import peak_flops, training_flops
@@ -113,7 +114,8 @@ def train(
             model as the step left it. Whatever it draws from torch's default generator, no later step notices.
 
     Raises:
-        ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run.
+        ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run; the
+            one to end with is damaged.
         SystemExit: a signal asked the run to stop; a checkpoint of the last step is there. The status is 128 and the signal's number.
         FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
         OSError: a checkpoint could not be written; the earlier ones are whole.
@@ -270,6 +272,11 @@ class _Run:
         best = self._keeps_best()
         if best not in (0, progress.step):
             self.checkpoint = self.output_dir / f"checkpoint-{best}"
+            if problem := validate_checkpoint(self.checkpoint):
+                raise ValueError(
+                    f"The run has come to its end, but {self.checkpoint}, its best evaluation's, is damaged ({problem}). Take "
+                    "the last one, with --resume_from_checkpoint latest --load_best_model_at_end false, or train again."
+                )
             load_model(self.plain_model, self.checkpoint / "model.safetensors")
             progress.metrics = progress.best_metrics
         if self.main:
