@@ -121,7 +121,8 @@ def test_a_command_ends_with_what_can_be_mended_in_a_line(main, message):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_command_that_is_interrupted_says_how_to_go_on_and_ends_as_is_usual(number):
     code = (
-        "import sys, time, s3bert.commands as commands\n"
+        "import signal, sys, time, s3bert.commands as commands\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "sleep = type('Sleep', (), {'main': staticmethod(lambda: (print('ready', flush=True), time.sleep(60)))})\n"
         "commands._module = lambda name: sleep\n"
         "commands.run('pretrain')"

@@ -338,10 +338,10 @@ def test_a_manifest_of_something_else_is_named_and_the_checkpoint_before_it_take
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 256 kB."""
+    """A file system of 512 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs the right to mount a small file system")
     yield folder
@@ -552,7 +552,7 @@ def test_a_model_sharded_over_two_processes_has_the_loss_and_gradients_of_a_whol
 def test_early_stopping_waits_its_patience_and_saves(tmp_path):
     still = {"smoother_norm": "layer"}  # BatchNorm's running statistics move even when nothing learns
     result = pretrain(
-        tmp_path, still, learning_rate=0.0, early_stopping_patience=2, eval_steps=2, activation_checkpointing=True
+        tmp_path, still, learning_rate=1e-30, early_stopping_patience=2, eval_steps=2, activation_checkpointing=True
     )
     assert result.step == 6, "best at step 2, then two evaluations without a better one"
     assert validate_checkpoint(tmp_path / "checkpoint-6") is None
