@@ -116,8 +116,8 @@ def run_variant(
         if scores := [record["instability"] for record in result.history if "instability" in record]:
             probes["instability"] = mean(scores)
         if measure_incoherence:
-            rows = [validation.order[i : i + size] for i in range(0, len(validation.order), size)]
-            inputs = (at_hand["validation"].batch(chosen)["input_ids"].to(model.device) for chosen in rows)
+            parts = (at_hand["validation"].batch(chosen) for chosen in validation.batches)
+            inputs = (part["input_ids"].to(model.device) for part in parts)
             probes |= token_incoherence(model, inputs)
         return replace(result, metrics=result.metrics | probes)
 

@@ -324,11 +324,15 @@ class LraEvaluation:
         self.examples, self.batch_size = examples, batch_size
         self.order = np.argsort(examples.lengths, kind="stable")  # little is padded
 
+    @property
+    def batches(self) -> list[np.ndarray]:
+        """The numbers of each batch's examples, which are of similar length."""
+        return [self.order[i : i + self.batch_size] for i in range(0, len(self.order), self.batch_size)]
+
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
-        rows = [self.order[i : i + self.batch_size] for i in range(0, len(self.order), self.batch_size)]
-        for chosen in shard_batches(rows, accelerator):
+        for chosen in shard_batches(self.batches, accelerator):
             batch = send_to_device(self.examples.batch(chosen), accelerator.device)
             logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
             loss = F.cross_entropy(logits, labels, reduction="sum")

@@ -14,12 +14,8 @@ import pandas as pd
 logger = logging.getLogger(__name__)
 
 _LARGEST = 1e100  # sums of squares of such values are still finite in float64
-_FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-)  # what a spreadsheet takes a cell for a formula by; names have no tabs or line ends in front
+# What a spreadsheet takes a cell for a formula by; names have no tabs or line ends in front.
+_FORMULA = ("=", "+", "-", "@")
 _OFFSET = re.compile(r"[T ]\d[\d:.]*\s*(Z|[-+]\d\d(?::?\d\d)?)$")
 
 
