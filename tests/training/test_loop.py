@@ -359,6 +359,12 @@ def test_a_disk_that_fills_during_a_checkpoint_leaves_the_previous_one_whole(sma
     assert not list(small_disk.glob(".*unfinished"))
 
 
+def test_a_checkpoint_that_has_no_place_names_what_is_in_its_way(tmp_path):
+    (tmp_path / ".checkpoint-1.unfinished").touch()
+    with pytest.raises(OSError, match=r"File exists: .*\.checkpoint-1\.unfinished'\. Mend that, then resume"):
+        pretrain(tmp_path, save_steps=1)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     with pytest.raises(FloatingPointError, match=r"not finite since step .*checkpoint-1.*learning_rate"):
         pretrain(tmp_path, save_steps=1, learning_rate=1e30, num_warmup_steps=0, lr_scheduler_type="constant")

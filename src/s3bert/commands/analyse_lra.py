@@ -60,6 +60,13 @@ class AnalysisArguments(Arguments):
 def main(argv: list[str] | None = None) -> dict[str, list[dict]]:
     """Runs the command; returns the measures by model, of each seed."""
     (arguments,) = parse_arguments((AnalysisArguments,), argv, __doc__)
+    from s3bert.folder_lock import locked_folder
+
+    with locked_folder(Path(arguments.output_dir)):
+        return _analyse(arguments)
+
+
+def _analyse(arguments: AnalysisArguments) -> dict[str, list[dict]]:
     import numpy as np
     from accelerate.utils import set_seed
 

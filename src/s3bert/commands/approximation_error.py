@@ -58,6 +58,13 @@ class ErrorArguments(Arguments):
 def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:
     """Runs the command; returns the errors by weights and approximation."""
     (arguments,) = parse_arguments((ErrorArguments,), argv, __doc__)
+    from s3bert.folder_lock import locked_folder
+
+    with locked_folder(Path(arguments.output_dir)):
+        return _measure(arguments)
+
+
+def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
     import numpy as np
     import torch
     from accelerate.utils import set_seed

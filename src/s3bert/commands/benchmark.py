@@ -25,6 +25,13 @@ logger = logging.getLogger(__name__)
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of `results.json`."""
     size, config = parse_arguments((EncoderSize, BenchmarkConfig), argv, __doc__)
+    from s3bert.folder_lock import locked_folder
+
+    with locked_folder(Path(config.output_dir)):
+        return _measure(size, config)
+
+
+def _measure(size: EncoderSize, config: BenchmarkConfig) -> dict[str, Any]:
     from s3bert.benchmark.encoders import UnsuitableError
     from s3bert.benchmark.report import plot_speeds, speed_report
     from s3bert.benchmark.run import profile_model, run_benchmark

@@ -49,6 +49,13 @@ class ForecastArguments(Arguments):
 def main(argv: list[str] | None = None) -> "pd.DataFrame":
     """Runs the command; returns the forecast, a row a date."""
     (arguments,) = parse_arguments((ForecastArguments,), argv, __doc__)
+    from s3bert.training.processes import locked_for_run
+
+    with locked_for_run(Path(arguments.output_dir)):
+        return _forecast(arguments)
+
+
+def _forecast(arguments: ForecastArguments) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
     from accelerate import Accelerator

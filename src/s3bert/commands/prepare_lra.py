@@ -42,15 +42,17 @@ class PrepareArguments(Arguments):
 def main(argv: list[str] | None = None) -> Path:
     """Runs the command; returns the task's folder."""
     (arguments,) = parse_arguments((PrepareArguments,), argv, __doc__)
+    from s3bert.folder_lock import locked_folder
     from s3bert.tasks import listops, pathfinder_files
 
     folder = Path(arguments.output_dir) / arguments.task_name
     generated = {"listops": listops, "pathfinder": pathfinder_files}[arguments.task_name]
     sizes = {split: getattr(arguments, f"num_{split}") or usual for split, usual in generated.OFFICIAL_SIZES.items()}
-    if arguments.task_name == "listops":
-        listops.write_listops(folder, sizes, arguments.seed)
-    else:
-        pathfinder_files.write_pathfinder(folder, sizes, arguments.seed, arguments.num_workers)
+    with locked_folder(folder):
+        if arguments.task_name == "listops":
+            listops.write_listops(folder, sizes, arguments.seed)
+        else:
+            pathfinder_files.write_pathfinder(folder, sizes, arguments.seed, arguments.num_workers)
     print(f"{folder}: {', '.join(f'{name} {count:,}' for name, count in sizes.items())}")
     return folder
 

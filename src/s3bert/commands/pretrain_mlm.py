@@ -77,6 +77,19 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     model_arguments, data, mlm, training = parse_arguments(
         (ModelArguments, CorpusArguments, MlmArguments, TrainingConfig), argv, __doc__
     )
+    from s3bert.training.processes import locked_for_run
+
+    with locked_for_run(Path(training.output_dir)):
+        return _pretrain(model_arguments, data, mlm, training, sys.argv[1:] if argv is None else argv)
+
+
+def _pretrain(
+    model_arguments: ModelArguments,
+    data: CorpusArguments,
+    mlm: MlmArguments,
+    training: TrainingConfig,
+    words: list[str],
+) -> "TrainingResult":
     from accelerate.utils import set_seed
 
     from s3bert.data.corpus import Corpus, prepare_corpus
@@ -118,7 +131,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         launcher = ["s3bert", "pretrain"]
         if processes.num_processes > 1:
             launcher = ["accelerate", "launch", "-m", "s3bert.commands.pretrain_mlm"]
-        command = shlex.join([*launcher, *(argv if argv is not None else sys.argv[1:])])
+        command = shlex.join([*launcher, *words])
         publish(result, model, corpus, training, flops, str(processes.device), command)
         if mlm.push_to_hub:
             push_folder(folder, mlm.hub_model_id)

@@ -38,14 +38,16 @@ class ReportArguments(Arguments):
 def main(argv: list[str] | None = None) -> Path:
     """Runs the command; returns the page."""
     (arguments,) = parse_arguments((ReportArguments,), argv, __doc__)
+    from s3bert.folder_lock import locked_folder
     from s3bert.reports.results import add_run, read_experiment, read_run, write_experiment
 
     folder = Path(arguments.results_dir)
     new = {"title": arguments.title, "findings": [], "runs": {}}
-    experiment = new if arguments.title else read_experiment(folder)
-    for name in map(Path, arguments.add):
-        add_run(experiment, name.resolve().name, read_run(name))
-    write_experiment(folder, experiment)
+    with locked_folder(folder.parent):  # the index lies there
+        experiment = new if arguments.title else read_experiment(folder)
+        for name in map(Path, arguments.add):
+            add_run(experiment, name.resolve().name, read_run(name))
+        write_experiment(folder, experiment)
     print(f"The page, its plot and all numbers are in {folder}; {folder.parent / 'README.md'} is the index.")
     return folder / "results.md"
 

@@ -26,17 +26,19 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of `results.json`."""
     (budget,) = parse_arguments((Budget,), argv, __doc__)
     from s3bert.experiments.table3 import Comparison
+    from s3bert.folder_lock import locked_folder
 
     words = sys.argv[1:] if argv is None else argv
     comparison = Comparison(budget, shlex.join(["s3bert", "table3", *words]))
-    comparison.claim()
-    if budget.pack:
-        comparison.pack()
-        return comparison.results()
-    comparison.run()
-    results = comparison.report()
-    print((comparison.reported / "results.md").read_text(encoding="utf-8"))
-    print(f"Tables, plots and model cards are in {comparison.reported}.")
+    with locked_folder(comparison.folder):
+        comparison.claim()
+        if budget.pack:
+            comparison.pack()
+            return comparison.results()
+        comparison.run()
+        results = comparison.report()
+        print((comparison.reported / "results.md").read_text(encoding="utf-8"))
+        print(f"Tables, plots and model cards are in {comparison.reported}.")
     return results
 
 

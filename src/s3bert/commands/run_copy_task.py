@@ -57,6 +57,13 @@ class CopyArguments(Arguments):
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of `all_results.json`."""
     arguments, grid = parse_arguments((CopyArguments, GridConfig), argv, __doc__)
+    from s3bert.training.processes import locked_for_run
+
+    with locked_for_run(Path(grid.output_dir)):
+        return _compare(arguments, grid)
+
+
+def _compare(arguments: CopyArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.experiments.copying import build_config, run_mixer
     from s3bert.models.modeling_lra import LraForMaskedLM
     from s3bert.reports.lra import write_report

@@ -70,6 +70,13 @@ class ForecastArguments(Arguments):
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of `all_results.json`."""
     arguments, grid = parse_arguments((ForecastArguments, GridConfig), argv, __doc__)
+    from s3bert.training.processes import locked_for_run
+
+    with locked_for_run(Path(grid.output_dir)):
+        return _compare(arguments, grid)
+
+
+def _compare(arguments: ForecastArguments, grid: GridConfig) -> dict[str, Any]:
     import numpy as np
 
     from s3bert.experiments.forecasting import NAIVE, TRAINED, build_forecaster, drawn_window, example, run_model

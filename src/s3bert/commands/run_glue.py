@@ -59,13 +59,20 @@ class GlueArguments(Arguments):
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of the output folder's `all_results.json`."""
     model, glue, grid = parse_arguments((ModelArguments, GlueArguments, GridConfig), argv, __doc__)
+    from s3bert.training.processes import locked_for_run
+
+    command = shlex.join(["s3bert", "glue", *(sys.argv[1:] if argv is None else argv)])
+    with locked_for_run(Path(grid.output_dir)):
+        return _finetune(model, glue, grid, command)
+
+
+def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, command: str) -> dict[str, Any]:
     from s3bert.experiments.glue import finetune, publish
     from s3bert.reports.repository import push_folder
     from s3bert.tasks.glue import TABLE_3, MissingSplitError, find_task, load_task, summary
     from s3bert.training.finetuning import StartingPoint
     from s3bert.training.processes import process_state
 
-    command = shlex.join(["s3bert", "glue", *(sys.argv[1:] if argv is None else argv)])
     everything = "all" in glue.task_name
     names = list(TABLE_3) if everything else list(dict.fromkeys(glue.task_name))
     for name in names:

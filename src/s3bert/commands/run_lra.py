@@ -183,6 +183,13 @@ class LraArguments(Arguments):
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of `all_results.json`."""
     arguments, grid = parse_arguments((LraArguments, GridConfig), argv, __doc__)
+    from s3bert.training.processes import locked_for_run
+
+    with locked_for_run(Path(grid.output_dir)):
+        return _compare(arguments, grid)
+
+
+def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.experiments.lra import build_config, run_variant
     from s3bert.models.modeling_lra import LraForSequenceClassification
     from s3bert.reports.lra import write_report

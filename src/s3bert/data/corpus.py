@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset
-from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
+
+from s3bert.folder_lock import turn_at
 
 from .arguments import CorpusArguments
 from .blocks import CHUNK_BYTES, FORMAT_VERSION, MANIFEST, Blocks, Corpus, manifest_crc32, read_manifest
@@ -150,7 +151,7 @@ def prepare_corpus(arguments: CorpusArguments, output_dir: str | Path) -> Path:
     replaces = arguments.overwrite_cache or not (output_dir / MANIFEST).is_file()
     known = {} if replaces else read_manifest(output_dir).get("known_files", {})
     inputs = _inputs(arguments, tokenizer, known)
-    with FileLock(_aside(output_dir, "lock")):
+    with turn_at(output_dir):
         _remove_leftovers(output_dir)  # of a process that died: it would hold the lock otherwise
         if _is_prepared(output_dir, inputs, arguments.overwrite_cache):
             logger.info("reusing the corpus in %s: same inputs", output_dir)

@@ -5,6 +5,7 @@ in `optimizer.safetensors`, everything else the run needs in `training_state.jso
 checksum of each file. No pickles. Nothing in it depends on the number of processes.
 """
 
+import errno
 import json
 import logging
 import os
@@ -51,12 +52,18 @@ def written_aside(folder: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise OSError(
-            f"Could not write {folder}: {error}. Free some space, then resume with --resume_from_checkpoint latest; "
+            f"Could not write {folder}: {error}. {_remedy(error)}, then resume with --resume_from_checkpoint latest; "
             f"earlier checkpoints are whole: {', '.join(f.name for f in all_checkpoints(folder.parent)) or 'none yet'}."
         ) from error
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a file that could not be written; safetensors does not say why, but for the disk."""
+    full = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    return "Mend that" if isinstance(error, OSError) and error.errno not in full else "Free some space"
 
 
 def _seal(folder: Path) -> None:
@@ -170,7 +177,7 @@ def publish(folder: Path, output_dir: Path, left_out: Collection[str] = (MANIFES
             with replacing(output_dir / file.name) as aside:
                 shutil.copy2(file, aside)
         except OSError as error:
-            raise OSError(f"Could not copy {file} to {output_dir}: {error}. Free some space and run again.") from error
+            raise OSError(f"Could not copy {file} to {output_dir}: {error}. {_remedy(error)} and run again.") from error
 
 
 def save_training_state(folder: Path, optimizer_state: dict[str, Any], state: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ from .flops import peak_flops, training_flops
 from .log import RunLog
 from .memory import keep_freed_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
-from .processes import process_state
+from .processes import locked_for_run, process_state
 from .signals import StopRequest
 
 
@@ -114,13 +114,14 @@ def train(
             model as the step left it. Whatever it draws from torch's default generator, no later step notices.
 
     Raises:
-        ValueError: the output folder holds checkpoints and no resume was asked for; a checkpoint does not fit the run; the
-            one to end with is damaged.
+        ValueError: another process writes into the output folder; it holds checkpoints and no resume was asked for; a checkpoint
+            does not fit the run; the one to end with is damaged.
         SystemExit: a signal asked the run to stop; a checkpoint of the last step is there. The status is 128 and the signal's number.
         FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
         OSError: a checkpoint could not be written; the earlier ones are whole.
     """
-    with deterministic_algorithms() if config.deterministic else contextlib.nullcontext():
+    deterministic = deterministic_algorithms() if config.deterministic else contextlib.nullcontext()
+    with locked_for_run(Path(config.output_dir)), deterministic:
         run = _Run(model, batches, config, evaluate, tokenizer, around_step)
         with run.stop_request:
             return run.train()

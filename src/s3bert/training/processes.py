@@ -1,8 +1,15 @@
-"""This process's place among those of a run."""
+"""This process's place among those of a run, and the output folder that they share."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
+
+from s3bert.folder_lock import locked_folder
 
 
 def process_state() -> PartialState:
@@ -10,3 +17,27 @@ def process_state() -> PartialState:
     accelerator for separate runs unless told that they are meant to be on CPUs."""
     on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
     return PartialState(cpu=on_cpu)
+
+
+@contextlib.contextmanager
+def locked_for_run(folder: Path) -> Iterator[None]:
+    """`locked_folder` for all processes of a run: the main one locks it, and none goes on where it cannot.
+
+    Raises:
+        ValueError: in the main process, another run has locked it.
+        SystemExit: in the others, then.
+    """
+    state = process_state()
+    failure: list[Exception | None] = [None]
+    with contextlib.ExitStack() as stack:
+        if state.is_main_process:
+            try:
+                stack.enter_context(locked_folder(folder))
+            except (ValueError, OSError) as error:
+                failure = [error]
+        broadcast_object_list(failure)
+        if failure[0] is not None:
+            if state.is_main_process:
+                raise failure[0]
+            sys.exit(1)
+        yield
