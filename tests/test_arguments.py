@@ -79,7 +79,7 @@ def test_saved_arguments_repeat_the_run(extra, tmp_path):
         (["--output_dir", "x", "--eval_strategy", "steps"], "unknown argument --eval_strategy: give --eval_steps"),
         (["x"], "unexpected word 'x': arguments are --name value."),
         (["--learning_rate", "1"], "the following arguments are required: --output_dir"),
-        (["--config", "nowhere.yaml"], "cannot read the configuration file nowhere.yaml"),
+        (["--config", "nowhere.yaml"], "cannot read the configuration file: 'nowhere.yaml' is not a file"),
     ],
 )
 def test_mistakes_on_the_command_line_are_named(words, message, capsys):

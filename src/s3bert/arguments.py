@@ -56,6 +56,10 @@ _INSTEAD = {
 }
 
 
+# Fields of every configuration that say what a model is, or are written by Transformers.
+_NO_SETTINGS = ("model_type", "architectures", "auto_map", "dtype", "transformers_version")
+
+
 class Range(NamedTuple):
     """The numbers that an option may have: `least` to `most`, both included, or `above` and `below` one, which are not."""
 
@@ -283,6 +287,21 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def read_entries(file: Path) -> dict[str, Any]:
+    """The arguments that a YAML file holds.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or does not hold `name: value` lines.
+    """
+    try:
+        entries = _read_yaml(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if entries is not None and not isinstance(entries, dict):
+        raise ValueError(f"{file} must hold `name: value` lines, not {type(entries).__name__}.")
+    return entries or {}
+
+
 def _read_yaml(text: str) -> Any:
     """What a YAML text says.
 
@@ -298,14 +317,11 @@ def _read_yaml(text: str) -> Any:
 
 def _file_options(parser: argparse.ArgumentParser, name: str, names: set[str]) -> list[tuple[str, list[str]]]:
     """A YAML file's entries as command-line words, so that one parser converts and checks both."""
-    file = Path(name)
     try:
         file = find_recipe(name)
-        entries = _read_yaml(file.read_text(encoding="utf-8")) or {}
+        entries = read_entries(file)
     except (OSError, ValueError) as error:
-        parser.error(f"cannot read the configuration file {file}: {error}")
-    if not isinstance(entries, dict):
-        parser.error(f"{file} must hold `name: value` lines, not {type(entries).__name__}.")
+        parser.error(f"cannot read the configuration file: {error}")
     options = []
     for name, value in entries.items():
         values = value if isinstance(value, list) else [value]
@@ -363,11 +379,16 @@ def override_config(config: Any, text: str) -> None:
     """Changes a model's configuration by `name=value,...`.
 
     Raises:
-        ValueError: it has no such field, or the value is of another type.
+        ValueError: it has no such field, or one that is no setting; the value is of another type.
     """
     for name, value in named_settings(f"{config.model_type}:{text}")[1].items():
+        if name in _NO_SETTINGS:
+            raise ValueError(
+                f"{name} = {value!r}: this is no setting of a model. --model_type, --config_name or --model_name_or_path choose "
+                "which model it is, --mixed_precision its precision."
+            )
         if not hasattr(config, name):
-            known = [field for field in vars(config) if not field.startswith("_")]
+            known = [field for field in vars(config) if not field.startswith("_") and field not in _NO_SETTINGS]
             raise ValueError(f"{config.model_type} has no {name!r}.{close_match(name, known)}")
         before = getattr(config, name)
         if isinstance(before, float) and type(value) is int:

@@ -1,6 +1,7 @@
-"""Files written atomically: aside first, so that a kill or a full disk leaves what was there before; and text as Markdown."""
+"""Files written atomically: aside first, so that a kill or a full disk leaves what was there before; damaged ones named; text as Markdown."""
 
 import html
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,32 @@ def write_text(file: Path, text: str) -> None:
     """Writes a text file as a whole."""
     with replacing(file) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Within it what libraries, and code that expects other content, raise on damaged files becomes one error that names `what`.
+
+    Errors that say themselves what is wrong, as of a file that is not there or of a setting that cannot be, stay.
+
+    Raises:
+        ValueError: `what` cannot be read.
+    """
+    try:
+        yield
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        from huggingface_hub.errors import StrictDataclassError  # not at the top: it imports an HTTP client
+
+        undecoded = isinstance(error, UnicodeError | json.JSONDecodeError)
+        if isinstance(error, ValueError | StrictDataclassError) and not undecoded:
+            raise
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(
+            f"{what} cannot be read ({': '.join(filter(None, (type(error).__name__, said)))}): it is damaged, or something else. "
+            "Make or fetch it again, or name another one."
+        ) from error
 
 
 def file_name(label: str) -> str:

@@ -1,6 +1,7 @@
 """The scripts end to end, on the synthetic corpus: what a run leaves behind, and what mistakes are told."""
 
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 
 from s3bert.arguments import parse_arguments
 from s3bert.commands import (
+    _module,
+    errors_in_a_line,
     prepare_corpus,
     pretrain_mlm,
     push_to_hub,
@@ -230,6 +233,113 @@ def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, t
     with pytest.raises((ValueError, StrictDataclassError), match=re.escape(message)):
         pretrain(corpus, tmp_path / "run", *words, size="")
     assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(print))  # a function, which weights are not
+
+
+def not_finite(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: tensor * torch.nan for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+def of_other_shapes(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: tensor[..., :3].clone() for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def vocabulary(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "tokenizer.json").unlink()
+        (folder / "vocab.txt").write_text(text)
+
+    return write
+
+
+def written(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+GLUE = (
+    "glue --model_name_or_path run --task_name synthetic_acceptability --dataset_name synthetic --max_train_samples 8 "
+)
+GLUE += "--max_eval_samples 8 --max_seq_length 16 --output_dir out"
+TEXT = "prepare-corpus --dataset_name synthetic --max_train_samples 20 --tokenizer_name run --output_dir out"
+NEW = f"pretrain --dataset_name corpus --output_dir out --max_train_steps 1 --config_overrides {SIZE},"
+RESUMED = f"pretrain --config run/arguments.yaml --config_overrides {SIZE} --dataset_name corpus --output_dir run "
+RESUMED += "--resume_from_checkpoint latest"
+ADDED = "report --results_dir out/new --title New --add run"
+UNREADABLE = "cannot be read \\({}.*it is damaged, or something else. Make or fetch it again, or name another one"
+
+
+@pytest.mark.parametrize(
+    ("words", "damage", "message"),
+    [
+        (GLUE, cut, "The checkpoint run " + UNREADABLE.format("SafetensorError")),
+        (GLUE, pickled, "The checkpoint run " + UNREADABLE.format("UnpicklingError")),
+        (GLUE, of_other_shapes, "The checkpoint run " + UNREADABLE.format("RuntimeError")),
+        (GLUE, not_finite, "run is damaged, or of a training that diverged: .* holds numbers that are not finite"),
+        (GLUE, written("config.json", b"null"), "The checkpoint run " + UNREADABLE.format("TypeError")),
+        (GLUE, written("tokenizer.json", b"{}"), "The tokenizer run " + UNREADABLE.format("KeyError")),
+        (GLUE, vocabulary(""), "run has no vocabulary: give --tokenizer_name"),
+        (TEXT, vocabulary(""), "tokenizer 'run' " + UNREADABLE.format("Exception: WordPiece error")),
+        (TEXT, written("tokenizer.json", b"\xff"), "tokenizer 'run' " + UNREADABLE.format("UnicodeDecodeError")),
+        (f"{NEW}hidden_act=nope --model_type bert", None, "hidden_act = 'nope': give one of .*gelu, "),
+        (f"{NEW}hidden_act=nope --model_type s3bert", None, "hidden_act = 'nope': give one of .*gelu, "),
+        (f"{NEW}pad_token_id=999999 --model_type bert", None, r"pad_token_id = 999999: give None or .* 0\.\.799"),
+        (f"{NEW}pad_token_id=999999 --model_type s3bert", None, r"pad_token_id = 999999: give None or .* 0\.\.799"),
+        (f"{NEW}num_hidden_layers=-1 --model_type bert", None, "num_hidden_layers = -1: must be at least 1"),
+        (f"{NEW}model_type=bert --model_type s3bert", None, "model_type = 'bert': .* --model_type, .* choose"),
+        (f"{NEW}dtype=nope --model_type bert", None, "dtype = 'nope': .*--mixed_precision"),
+        (f"{NEW}num_segments=4 --model_name_or_path run", cut, "run " + UNREADABLE.format("SafetensorError")),
+        (f"{NEW}hidden_act=relu --model_name_or_path run", not_finite, "run is damaged, or of a training that diverged"),
+        (RESUMED, written("log.jsonl", b"[1,2]"), r"log\.jsonl, line 1: .*\[1,2\].* no record of a run. .* remove it"),
+        (RESUMED, written("log.jsonl", bytes(range(256))), r"log\.jsonl, line 1: .* is no record of a run"),
+        (RESUMED, written("log.jsonl", b'{"step": 1}\n{"st\n{"step": 2}\n'), r"log\.jsonl, line 2: .* is no record of a run"),
+        ("report --results_dir run", written("results.json", b"{}"), r"results\.json " + UNREADABLE.format("KeyError: 'title'")),
+        ("report --results_dir run", written("results.json", b"[]"), r"results\.json " + UNREADABLE.format("TypeError")),
+        ("report --results_dir run", written("results.json", b"\xff"), r"results\.json " + UNREADABLE.format("UnicodeDecodeError")),
+        (ADDED, written("all_results.json", b"{}"), r"all_results\.json has none of variants, "),
+        (ADDED, written("all_results.json", b"[]"), r"all_results\.json " + UNREADABLE.format("AttributeError")),
+        (ADDED, written("all_results.json", b'{"variants": {"s3": 5}}'), r"all_results\.json " + UNREADABLE.format("TypeError")),
+        (ADDED, written("arguments.yaml", b"a: &b 1\nc: *b\n"), r"arguments\.yaml: not YAML .*an alias"),
+        (ADDED, written("arguments.yaml", b"- 1\n"), r"arguments\.yaml must hold `name: value` lines, not list"),
+    ],
+)  # fmt: skip
+def test_damaged_files_and_values_that_cannot_be_end_in_one_paragraph(
+    words, damage, message, corpus, pretrained, tmp_path, monkeypatch
+):
+    shutil.copytree(pretrained, tmp_path / "run")
+    (tmp_path / "corpus").symlink_to(corpus)
+    monkeypatch.chdir(tmp_path)
+    if damage is not None:
+        damage(tmp_path / "run")
+    name, *words = words.split()
+    with pytest.raises(SystemExit) as ended, errors_in_a_line(name):
+        _module(name).main(words)
+    assert re.match(f"error: .*{message}", ended.value.code, re.DOTALL), ended.value.code
+    assert "\n\n" not in ended.value.code
+    assert not (tmp_path / "out" / "all_results.json").exists()
+
+
+@pytest.mark.parametrize("name", ["ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_MIXED_PRECISION"])
+def test_what_accelerate_does_not_know_is_named(name, corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv(name, "nope")
+    with pytest.raises(ValueError, match=f"{name} = nope: there is no, .* or leave it out"):
+        pretrain(corpus, tmp_path, "--model_type", "s3bert")
+
+
+def test_a_finished_run_without_its_log_is_told_again(pretrained, corpus, tmp_path):
+    run = shutil.copytree(pretrained, tmp_path / "run")
+    before = (run / "all_results.json").read_text()
+    (run / "log.jsonl").unlink()
+    pretrain(corpus, run, "--model_type", "s3bert", "--resume_from_checkpoint", "latest")
+    assert json.loads((run / "all_results.json").read_text()) == json.loads(before)
 
 
 def test_a_tokenizer_larger_than_the_checkpoints_vocabulary_is_refused(pretrained, tmp_path):

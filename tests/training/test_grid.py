@@ -30,7 +30,7 @@ class Trainings:
         history = [{"step": 5, "epoch": 1.0, "loss": 1.0}, {"step": 5, "eval_score": score}]
         metrics = {"accuracy": score, "score": score}
         return TrainingResult(
-            step=5, metrics=metrics, best_metrics=metrics, train_loss=1.0, seconds=2.0, history=history
+            5, epoch=1.0, tokens=9, metrics=metrics, best_metrics=metrics, train_loss=1.0, seconds=2.0, history=history
         )
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
+from s3bert.files import reading
+
 
 # More text changes hardly a piece of the vocabulary, and costs time and memory in proportion.
 SAMPLE_CHARACTERS = 64_000_000
@@ -18,6 +20,7 @@ STRETCH_CHARACTERS = 1 << 16  # of a longer text: threads share them out
 _BEFORE_A_WORD = re.compile(r"[\s\u2e80-\u9fff]")
 LONGEST_WORD = 100  # characters, BERT's; the tokenizer gives [UNK] for a longer one
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_STRANGE = "\u2603"  # a vocabulary without [UNK] is found out by it
 # Each character kept costs up to two pieces (alone and ##continuing); words with any other become [UNK].
 ALPHABET_SHARE = 32  # one character for so many pieces, as in BERT's own vocabulary, within
 SMALLEST_ALPHABET, LARGEST_ALPHABET = 128, 1000
@@ -102,12 +105,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if folder.is_file():
         raise ValueError(f"tokenizer {name!r} is a file; name the folder that holds it")
     try:
-        if (folder / "vocab.txt").is_file() and not (folder / "tokenizer_config.json").is_file():
-            tokenizer = BertTokenizer.from_pretrained(folder)
-        elif folder.is_dir() and not any(folder.glob("tokenizer*.json")):
-            raise FileNotFoundError(f"{folder} holds no tokenizer: neither vocab.txt nor tokenizer.json")
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else name)
+        with reading(f"tokenizer {name!r}"):
+            if (folder / "vocab.txt").is_file() and not (folder / "tokenizer_config.json").is_file():
+                tokenizer = BertTokenizer.from_pretrained(folder)
+            elif folder.is_dir() and not any(folder.glob("tokenizer*.json")):
+                raise FileNotFoundError(f"{folder} holds no tokenizer: neither vocab.txt nor tokenizer.json")
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else name)
+            tokenizer(_STRANGE)
     except OSError as error:
         if folder.is_dir():
             raise

@@ -5,9 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from s3bert.arguments import RECIPES, Arguments, find_recipe, option, override_config
+from s3bert.arguments import RECIPES, Arguments, find_recipe, option, override_config, read_entries
 
 
 Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
@@ -112,7 +110,7 @@ class Budget(Arguments):
 
     def steps(self, tokens: float) -> int:
         """Optimiser steps that read so many tokens; packed blocks have no padding."""
-        entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
+        entries = read_entries(Path(self.pretrain_config))
         sequences = entries.get("per_device_train_batch_size", 8) * entries.get("gradient_accumulation_steps", 1)
         sequences = entries.get("global_batch_size", sequences * self.num_processes)
         return max(1, round(tokens / (sequences * self.max_seq_length)))
@@ -127,7 +125,7 @@ class Budget(Arguments):
 
     def in_words(self, corpus: str) -> str:
         cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
-        entries = yaml.safe_load(Path(self.pretrain_config).read_text(encoding="utf-8"))
+        entries = read_entries(Path(self.pretrain_config))
         short = ""
         if length := entries.get("short_seq_length"):
             share = entries.get("short_seq_share")

@@ -4,7 +4,15 @@ import json
 import logging
 from pathlib import Path
 
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.activations import ACT2FN
 
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.arguments import close_match, find_recipe, override_config
@@ -12,12 +20,14 @@ from s3bert.benchmark.results import machine
 from s3bert.data.corpus import Corpus
 from s3bert.data.sources import parse_sources
 from s3bert.data.streaming import StreamingCorpus
-from s3bert.files import as_markdown, write_text
+from s3bert.files import as_markdown, reading, write_text
+from s3bert.models.configuration_checks import CheckedConfig
 from s3bert.models.sparse_baselines import SPARSE_BASELINES
 from s3bert.reports.losses import plot_losses
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.mlm import ShortSequences
 from s3bert.training.arguments import TrainingConfig
+from s3bert.training.finetuning import check_finite
 from s3bert.training.loop import TrainingResult
 
 
@@ -50,8 +60,8 @@ def build_model(
             folder or Hub id. model_type: a type with its default configuration. config_overrides: `name=value,...`.
 
     Raises:
-        ValueError: not exactly one source of a model; an override that the configuration does not have; a checkpoint
-            whose vocabulary or length does not fit the corpus.
+        ValueError: not exactly one source of a model; an override that the configuration does not have, or a value that cannot be;
+            a checkpoint that is damaged, or whose vocabulary or length does not fit the corpus.
     """
     sources = {"model_name_or_path": model_name_or_path, "config_name": config_name, "model_type": model_type}
     given = [f"{name} = {source}" for name, source in sources.items() if source is not None]
@@ -68,7 +78,9 @@ def build_model(
             known = close_match(model_type, CONFIG_MAPPING.keys())
             raise ValueError(f"Unknown --model_type {model_type}.{known}") from error
     else:
-        config = AutoConfig.from_pretrained(model_name_or_path or _file_or_name(config_name), **remote)
+        source = model_name_or_path or _file_or_name(config_name)
+        with reading(f"The configuration {source}"):
+            config = AutoConfig.from_pretrained(source, **remote)
     if config_overrides:
         override_config(config, config_overrides)
 
@@ -86,11 +98,14 @@ def build_model(
                 f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
                 "--max_seq_length."
             )
+        _check_values(config)
         if config.model_type in SPARSE_BASELINES:
             return SPARSE_BASELINES[config.model_type](config)
         return AutoModelForMaskedLM.from_config(config, **remote)
     auto_class = SPARSE_BASELINES.get(config.model_type, AutoModelForMaskedLM)
-    model = auto_class.from_pretrained(model_name_or_path, config=config, dtype="float32", **remote)
+    with reading(f"The checkpoint {model_name_or_path}"):
+        model = auto_class.from_pretrained(model_name_or_path, config=config, dtype="float32", **remote)
+    check_finite(model, model_name_or_path)
     if config.vocab_size < vocab_size:
         raise ValueError(
             f"The corpus's tokenizer has {vocab_size} entries, {model_name_or_path} knows {config.vocab_size}: "
@@ -103,6 +118,21 @@ def build_model(
             "prepare the corpus with a shorter --max_seq_length."
         )
     return model
+
+
+def _check_values(config: PreTrainedConfig) -> None:
+    """What our own configurations check themselves, of one of Transformers' own too.
+
+    Raises:
+        ValueError: a count below 1, a padding token outside the vocabulary, a scale or an activation that is none.
+    """
+    counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size")
+    CheckedConfig.check_counts(config, *(name for name in counts if isinstance(getattr(config, name, None), int)))
+    CheckedConfig.validate_padding(config)
+    CheckedConfig.validate_scales(config)
+    activation = getattr(config, "hidden_act", None)
+    if isinstance(activation, str) and activation not in ACT2FN:
+        raise ValueError(f"hidden_act = {activation!r}: give one of {', '.join(sorted(ACT2FN))}.")
 
 
 def short_sequences(length: int | None, share: float, steps: int | None, block_size: int) -> ShortSequences | None:
@@ -147,7 +177,7 @@ def publish(
         "train_loss": result.train_loss,
         "train_runtime": round(result.seconds, 1),
         "train_steps": result.step,
-        "train_tokens": next(record["tokens"] for record in reversed(result.history) if "tokens" in record),
+        "train_tokens": result.tokens,
         "corpus": corpus_name(corpus),
         "unigram_entropy": unigram,
         "parameters": parameters,

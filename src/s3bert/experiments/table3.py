@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from s3bert.arguments import save_arguments
+from s3bert.arguments import read_entries, save_arguments
 from s3bert.files import file_name, write_text
 from s3bert.reports.table3 import markdown, plot_comparison, seed_scores, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
@@ -46,7 +45,7 @@ class Comparison:
         """
         file = self.folder / "arguments.yaml"
         if file.exists():
-            before, now = yaml.safe_load(file.read_text(encoding="utf-8")), vars(self.budget)
+            before, now = read_entries(file), vars(self.budget)
             free = {"output_dir", "jobs", "models", "pack", "max_pack_megabytes"}  # what may change between two starts
             if before.get("task_name") == ["none"]:
                 free.add("task_name")  # nothing was finetuned yet
@@ -92,7 +91,7 @@ class Comparison:
         self.prepare()
         rows = []
         if self.budget.finetunes:
-            entries = yaml.safe_load(Path(self.budget.glue_config).read_text(encoding="utf-8"))
+            entries = read_entries(Path(self.budget.glue_config))
             rows = save_tasks(
                 self.budget.task_name, self.budget.glue_dataset_name, self.packed_glue, entries.get("max_train_samples")
             )

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from s3bert.arguments import read_entries
 from s3bert.benchmark.report import plot_speeds, speed_headline, speed_sections
-from s3bert.files import table, write_text
+from s3bert.files import reading, table, write_text
 
 from .approximation import approximation_headline, approximation_sections, plot_approximation
 from .forecasting import forecast_headline, forecast_sections, plot_errors
@@ -51,20 +50,22 @@ def read_run(folder: Path) -> dict[str, Any]:
     """A finished run's arguments and results.
 
     Raises:
-        ValueError: the folder is none of a run that has ended, or of a command without a report here.
+        ValueError: the folder is none of a run that has ended, or of a command without a report here; its results are damaged.
     """
     files = [folder / name for name in _RESULTS if (folder / name).is_file()]
     if not files or not (folder / "arguments.yaml").is_file():
         raise ValueError(
             f"{folder} has no {' or '.join(_RESULTS)} beside an arguments.yaml: name the output folder of a run that has ended."
         )
-    results = json.loads(files[0].read_text(encoding="utf-8"))
-    if not results.get("complete", True):
-        raise ValueError(f"{folder} has not come to its end; its command, given again, goes on.")
-    arguments = yaml.safe_load((folder / "arguments.yaml").read_text(encoding="utf-8"))
-    run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}} | results
-    if not _contents(run):
-        raise ValueError(f"{folder / files[0].name} has none of {', '.join(REPORTS)}: no report tells of such a run.")
+    arguments = read_entries(folder / "arguments.yaml")
+    with reading(str(files[0])):
+        results = json.loads(files[0].read_text(encoding="utf-8"))
+        if not results.get("complete", True):
+            raise ValueError(f"{folder} has not come to its end; its command, given again, goes on.")
+        run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}} | results
+        if not _contents(run):
+            raise ValueError(f"{files[0]} has none of {', '.join(REPORTS)}: no report tells of such a run.")
+        REPORTS[_contents(run)].sections({folder.name: run})
     return run
 
 
@@ -111,8 +112,15 @@ def page(experiment: Mapping[str, Any]) -> str:
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:
-    """`results.json` of an experiment's folder."""
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    """`results.json` of an experiment's folder.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    with reading(str(folder / "results.json")):
+        experiment = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        page(experiment)
+    return experiment
 
 
 def write_experiment(folder: Path, experiment: Mapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ from transformers import (
 )
 from transformers import logging as logging_of_transformers
 
+from s3bert.files import reading
+
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +34,8 @@ class StartingPoint:
         from_finetuned: whether the checkpoint may itself be finetuned; its classifier is kept where its shape fits.
 
     Raises:
-        ValueError: a length beyond the model's positions; a tokenizer without words, or with more than the model knows; a
-            finetuned checkpoint without `from_finetuned`.
+        ValueError: damaged files; a length beyond the model's positions; a tokenizer without words, or with more than the model
+            knows; a finetuned checkpoint without `from_finetuned`.
         OSError: no such checkpoint.
     """
 
@@ -48,14 +50,16 @@ class StartingPoint:
         self.name, self.from_finetuned, self.trust_remote_code = name, from_finetuned, trust_remote_code
         if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
             raise FileNotFoundError(f"There is no checkpoint folder {name} (seen from {Path.cwd()}).")
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        with reading(f"The checkpoint {name}"):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         if not from_finetuned and any("ForSequenceClassification" in head for head in config.architectures or []):
             raise ValueError(
                 f"{name} is already finetuned (to {', '.join(map(str, config.id2label.values()))}); scores from there are not "
                 "those of a pretrained model. Pass --from_finetuned if that is meant, or name the pretrained checkpoint."
             )
         tokenizer_name = tokenizer_name or name
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=trust_remote_code)
+        with reading(f"The tokenizer {tokenizer_name}"):
+            self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=trust_remote_code)
         remedy = "give --tokenizer_name the tokenizer the model was trained with."
         # Special tokens alone: what Transformers makes of a missing vocabulary.
         if len(self.tokenizer) <= len(self.tokenizer.all_special_ids):
@@ -85,6 +89,9 @@ class StartingPoint:
         """The checkpoint, float32, under a new classifier of those labels, or with one output for regression when None.
 
         `seed` decides its initial weights. From the first call on `tokenizer` gives the inputs that the model takes.
+
+        Raises:
+            ValueError: its weights are damaged, or of other shapes.
         """
         names = labels or ("score",)
         set_seed(seed)
@@ -92,19 +99,21 @@ class StartingPoint:
         verbosity = logging_of_transformers.get_verbosity()
         logging_of_transformers.set_verbosity_error()
         try:
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                self.name,
-                id2label=dict(enumerate(names)),
-                label2id={label: number for number, label in enumerate(names)},
-                # Explicit: an entry of the checkpoint's, from another task, would decide the loss.
-                problem_type="single_label_classification" if labels else "regression",
-                dtype=torch.float32,
-                ignore_mismatched_sizes=self.from_finetuned,
-                trust_remote_code=self.trust_remote_code,
-                output_loading_info=True,
-            )
+            with reading(f"The checkpoint {self.name}"):
+                model, found = AutoModelForSequenceClassification.from_pretrained(
+                    self.name,
+                    id2label=dict(enumerate(names)),
+                    label2id={label: number for number, label in enumerate(names)},
+                    # Explicit: an entry of the checkpoint's, from another task, would decide the loss.
+                    problem_type="single_label_classification" if labels else "regression",
+                    dtype=torch.float32,
+                    ignore_mismatched_sizes=self.from_finetuned,
+                    trust_remote_code=self.trust_remote_code,
+                    output_loading_info=True,
+                )
         finally:
             logging_of_transformers.set_verbosity(verbosity)
+        check_finite(model, self.name)
         if not self._reported:
             self._report(model.base_model_prefix, sorted(found["missing_keys"]))
         self._reported = True
@@ -124,6 +133,19 @@ class StartingPoint:
             )
         elif missing:
             logger.info("New weights: %s; all others are those of %s.", ", ".join(missing), self.name)
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """
+    Raises:
+        ValueError: a weight of the checkpoint `name` is no finite number.
+    """
+    for weight, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"The checkpoint {name} is damaged, or of a training that diverged: {weight} holds numbers that are not finite. "
+                "Train it again, or name another one."
+            )
 
 
 def _digest(folder: Path) -> str:

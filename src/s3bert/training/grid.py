@@ -162,8 +162,7 @@ def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingCon
         return trial
     trial.score, trial.metrics, trial.steps = result.metrics["score"], result.metrics, result.step
     trial.history = [record for record in result.history if "eval_score" in record]
-    trial.epoch = next(record["epoch"] for record in reversed(result.history) if "epoch" in record)
-    trial.train_loss, trial.train_runtime = result.train_loss, round(result.seconds, 2)
+    trial.epoch, trial.train_loss, trial.train_runtime = result.epoch, result.train_loss, round(result.seconds, 2)
     return trial
 
 

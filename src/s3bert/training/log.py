@@ -8,14 +8,26 @@ from s3bert.files import write_text
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
-    """The records of a log, in order; a last line torn by a kill is left out."""
-    records = []
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+    """The records of a log, in order; a last line torn by a kill is left out.
+
+    Raises:
+        ValueError: another line is no record, which has a "step".
+    """
+    records: list[dict[str, Any]] = []
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:  # of JSON or its encoding
+            if number == len(lines) and line.startswith((b"{", b"\0")):
                 break
+            record = None
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            raise ValueError(
+                f"{file}, line {number}: {line[:40]!r} is no record of a run. Bring the log back, or remove it: its run goes on "
+                "without the records so far."
+            )
+        records.append(record)
     return records
 
 

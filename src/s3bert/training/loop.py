@@ -65,9 +65,11 @@ AroundStep = Callable[[int, nn.Module, list[dict[str, torch.Tensor]]], AbstractC
 
 @dataclass
 class TrainingResult:
-    """How a run ended: its last step, the metrics of its last and best evaluation, and every log record."""
+    """How a run ended: its last step and what came before it, the metrics of its last and best evaluation, and every log record."""
 
     step: int
+    epoch: float
+    tokens: int
     metrics: dict[str, float]
     best_metrics: dict[str, float]
     train_loss: float
@@ -285,6 +287,8 @@ class _Run:
         self.accelerator.wait_for_everyone()
         return TrainingResult(
             step=progress.step,
+            epoch=progress.step / len(self.batches),
+            tokens=progress.tokens,
             metrics=progress.metrics,
             best_metrics=progress.best_metrics,
             train_loss=progress.loss_sum / max(1, progress.step),

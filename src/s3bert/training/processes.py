@@ -1,20 +1,31 @@
 """This process's place among those of a run, and the output folder that they share."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, parse_flag_from_env
+from accelerate.utils import DynamoBackend, PrecisionType, broadcast_object_list, parse_flag_from_env
 
 from s3bert.folder_lock import locked_folder
 
 
 def process_state() -> PartialState:
     """This process's place among those of the run; call it rather than `PartialState`, which takes processes without an
-    accelerator for separate runs unless told that they are meant to be on CPUs."""
+    accelerator for separate runs unless told that they are meant to be on CPUs.
+
+    Raises:
+        ValueError: accelerate's configuration names a compiler or a precision that there is not.
+    """
+    for name, known in (("ACCELERATE_DYNAMO_BACKEND", DynamoBackend), ("ACCELERATE_MIXED_PRECISION", PrecisionType)):
+        value, names = os.environ.get(name, "no"), [each.value.lower() for each in known]
+        if value.lower() not in names:
+            raise ValueError(
+                f"{name} = {value}: there is {', '.join(names)}. Set one of them, here or by `accelerate config`, or leave it out."
+            )
     on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
     return PartialState(cpu=on_cpu)
 
