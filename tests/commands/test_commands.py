@@ -273,6 +273,7 @@ TEXT = "prepare-corpus --dataset_name synthetic --max_train_samples 20 --tokeniz
 NEW = f"pretrain --dataset_name corpus --output_dir out --max_train_steps 1 --config_overrides {SIZE},"
 RESUMED = f"pretrain --config run/arguments.yaml --config_overrides {SIZE} --dataset_name corpus --output_dir run "
 RESUMED += "--resume_from_checkpoint latest"
+MEASURED = "approximation --model_name_or_path run --dataset_name corpus --output_dir out"
 ADDED = "report --results_dir out/new --title New --add run"
 UNREADABLE = "cannot be read \\({}.*it is damaged, or something else. Make or fetch it again, or name another one"
 
@@ -304,6 +305,9 @@ UNREADABLE = "cannot be read \\({}.*it is damaged, or something else. Make or fe
         ("report --results_dir run", written("results.json", b"{}"), r"results\.json " + UNREADABLE.format("KeyError: 'title'")),
         ("report --results_dir run", written("results.json", b"[]"), r"results\.json " + UNREADABLE.format("TypeError")),
         ("report --results_dir run", written("results.json", b"\xff"), r"results\.json " + UNREADABLE.format("UnicodeDecodeError")),
+        ("benchmark --output_dir run", written("results.json", b"[]"), r"results\.json " + UNREADABLE.format("TypeError")),
+        ("push --folder run", written("config.json", b"[]"), r"config\.json " + UNREADABLE.format("AttributeError")),
+        (f"{MEASURED} --lengths 16 --sizes 4", cut, "The model run " + UNREADABLE.format("SafetensorError")),
         (ADDED, written("all_results.json", b"{}"), r"all_results\.json has none of variants, "),
         (ADDED, written("all_results.json", b"[]"), r"all_results\.json " + UNREADABLE.format("AttributeError")),
         (ADDED, written("all_results.json", b'{"variants": {"s3": 5}}'), r"all_results\.json " + UNREADABLE.format("TypeError")),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from s3bert.files import write_text
+from s3bert.files import reading, write_text
 from s3bert.version import __version__
 
 
@@ -30,13 +30,14 @@ class SpeedResults:
         self.file = file
         self.content = {"settings": settings, "machine": machine(device), "notes": {}, "speed": [], "memory": []}
         if file.exists():
-            old = json.loads(file.read_text(encoding="utf-8"))
-            differences = [
-                f"{name} was {old[part].get(name)} and is {self.content[part].get(name)}"
-                for part in ("settings", "machine")
-                for name in old[part] | self.content[part]
-                if old[part].get(name) != self.content[part].get(name)
-            ]
+            with reading(str(file)):
+                old = json.loads(file.read_text(encoding="utf-8"))
+                differences = [
+                    f"{name} was {old[part].get(name)} and is {self.content[part].get(name)}"
+                    for part in ("settings", "machine")
+                    for name in old[part] | self.content[part]
+                    if old[part].get(name) != self.content[part].get(name)
+                ]
             if differences:
                 raise ValueError(
                     f"{file} has measurements of another benchmark: {'; '.join(differences)}. Call with the same settings to "

@@ -18,7 +18,7 @@ from typing import Any
 
 from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments, save_arguments
 from s3bert.commands import run
-from s3bert.files import write_text
+from s3bert.files import reading, write_text
 
 
 @dataclass
@@ -83,7 +83,10 @@ def _analyse(arguments: AnalysisArguments) -> dict[str, list[dict]]:
     configs = {
         text: build_config(arguments.task_name, longest, *named_settings(text), *rest) for text in arguments.mixer
     }
-    trained = {name: LraForSequenceClassification.from_pretrained(name) for name in arguments.model_name_or_path}
+    trained = {}
+    for name in arguments.model_name_or_path:
+        with reading(f"The model {name}"):
+            trained[name] = LraForSequenceClassification.from_pretrained(name)
     examples = task.read(Path(arguments.data_dir) / arguments.task_name, longest)["validation"]
     if not arguments.zero_is_padding:
         examples = examples.shifted()

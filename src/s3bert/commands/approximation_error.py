@@ -15,7 +15,7 @@ from pathlib import Path
 from s3bert.arguments import Arguments, close_match, option, parse_arguments, save_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CorpusArguments
-from s3bert.files import write_text
+from s3bert.files import reading, write_text
 
 
 @dataclass
@@ -78,7 +78,8 @@ def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
     folder, name, longest = Path(arguments.output_dir), arguments.model_name_or_path, max(arguments.lengths)
     text = CorpusArguments(arguments.dataset_name, tokenizer_name=name, max_seq_length=longest)
     corpus = Corpus.open(prepare_corpus(text, folder / "corpus"))
-    model = AutoModelForMaskedLM.from_pretrained(name, dtype="float32")
+    with reading(f"The model {name}"):
+        model = AutoModelForMaskedLM.from_pretrained(name, dtype="float32")
     limits = {
         "blocks of this corpus": corpus.block_size,
         "positions of this model": model.config.max_position_embeddings,

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import set_seed
 
 from s3bert.data.shuffled import ShuffledBatches
-from s3bert.files import write_text
+from s3bert.files import reading, write_text
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.modeling_forecast import S3ForecastModel
 from s3bert.tasks.forecasting import ForecastEvaluation, Windows, naive_errors, scaling
@@ -181,7 +181,8 @@ def load_forecaster(
         ValueError: it is for other columns, another step or other lengths, or does not say for which; the series is too short,
             or a variable has no value where the model reads.
     """
-    config = S3ForecastConfig.from_pretrained(name)
+    with reading(f"The model {name}"):
+        config = S3ForecastConfig.from_pretrained(name)
     if config.channel_names is None:
         raise ValueError(
             f"{name} does not say which columns it forecasts: take a folder that this command has trained."
@@ -201,7 +202,8 @@ def load_forecaster(
             f"The series has {len(series.values)} rows, {name} reads {config.context_length}: give it more."
         )
     _check_known(series, slice(len(series.values) - config.context_length, None), "that the forecast reads")
-    return S3ForecastModel.from_pretrained(name)
+    with reading(f"The model {name}"):
+        return S3ForecastModel.from_pretrained(name)
 
 
 @torch.no_grad()

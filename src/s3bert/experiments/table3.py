@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from s3bert.arguments import read_entries, save_arguments
-from s3bert.files import file_name, write_text
+from s3bert.files import file_name, reading, write_text
 from s3bert.reports.table3 import markdown, plot_comparison, seed_scores, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
 from s3bert.training.arguments import DIVERGED
@@ -265,4 +265,7 @@ def _job_name(folder: Path) -> str:
 def _result(folder: Path) -> dict[str, Any]:
     """What a job wrote at its end; {} before that."""
     file = folder / _RESULT
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if not file.exists():
+        return {}
+    with reading(str(file)):
+        return dict(json.loads(file.read_text(encoding="utf-8")))

@@ -11,7 +11,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError
 
-from s3bert.files import replacing, write_text
+from s3bert.files import reading, replacing, write_text
 
 
 def _plots(card: Path) -> list[Path]:
@@ -62,8 +62,9 @@ def validate_repository(folder: Path, card: Path | None = None) -> list[str]:
     found += [f"{name}: pickled files can run anything where they are opened; remove it." for name in pickles]
     if not {"tokenizer.json", "tokenizer_config.json"} <= names:
         found.append("No tokenizer: save the one that the model was trained with into the folder.")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    modules = {f"{target.split('.')[0]}.py" for target in config.get("auto_map", {}).values()}
+    with reading(str(folder / "config.json")):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        modules = {f"{target.split('.')[0]}.py" for target in config.get("auto_map", {}).values()}
     found += [f"No {name}, which the configuration's auto_map names." for name in sorted(modules - names)]
     return found + _card_problems(card or folder / "README.md")
 

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedConfig
 
-from s3bert.files import table, write_text
+from s3bert.files import reading, table, write_text
 
 from .arguments import GridConfig, TrainingConfig
 from .checkpoints import publish
@@ -116,7 +116,8 @@ def run_grid(
         if process_state().is_main_process:
             logger.info("Trial %d of %d, %s%s", number, len(trials), name, ": finished before." if finished else ".")
         if finished:
-            trial = Trial(**json.loads((folder / _RESULTS).read_text()))
+            with reading(str(folder / _RESULTS)):
+                trial = Trial(**json.loads((folder / _RESULTS).read_text()))
         else:
             process_state().wait_for_everyone()
             if process_state().is_main_process:
@@ -176,7 +177,8 @@ def _made_with(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str,
 def _check_same(folder: Path, made_with: dict[str, Any]) -> None:
     if not (folder / _TRIAL).exists():
         return
-    before = json.loads((folder / _TRIAL).read_text())
+    with reading(str(folder / _TRIAL)):
+        before = dict(json.loads((folder / _TRIAL).read_text()))
     for name in sorted(before.keys() | made_with.keys()):
         if before.get(name) != made_with.get(name):
             raise ValueError(
