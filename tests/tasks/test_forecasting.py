@@ -23,11 +23,16 @@ from s3bert.tasks.forecasting import (
     scaling,
     split_windows,
 )
-from s3bert.tasks.series import read_series
+from s3bert.tasks.series import Series, read_series
 
 
 REAL = Path(__file__).parents[2].parent / "shared/data/forecasting"
 ROWS = ["date,a,b", "2020-01-01,1,2", "2020-01-02,,3", "2020-01-03,nan,4.5e0"]
+
+
+def series(values: np.ndarray) -> Series:
+    names = [f"column {number}" for number in range(values.shape[1])]
+    return Series(values, names, pd.Series(pd.date_range("2020-01-01", periods=len(values))))
 
 
 def write(folder: Path, rows: list[str], name: str = "series.csv") -> Path:
@@ -174,9 +179,9 @@ def test_windows_are_those_of_the_protocol(total, context, horizon, seed):
     dataset = ForecastDataset("made.csv", 7)
     if total - train - test < horizon:
         with pytest.raises(ValueError, match="hold no window"):
-            split_windows(dataset, values, context, horizon)
+            split_windows(dataset, series(values), context, horizon)
         return
-    splits = split_windows(dataset, values, context, horizon)
+    splits = split_windows(dataset, series(values), context, horizon)
     means = [sum(values[:train, c]) / train for c in range(2)]
     deviations = [math.sqrt(sum((values[:train, c] - means[c]) ** 2) / train) for c in range(2)]
     scaled = (values - means) / deviations
@@ -253,14 +258,22 @@ def test_scaling_takes_missing_and_constant_values():
 )
 def test_the_real_files_have_the_protocols_rows(name, rows):
     dataset = FORECAST_DATASETS[name]
-    series = read_series(REAL / f"{dataset.file}.gz")
-    assert dataset.split_rows(len(series.values)) == rows
+    real = read_series(REAL / f"{dataset.file}.gz")
+    assert dataset.split_rows(len(real.values)) == rows
     horizon = dataset.horizons[0]
-    splits = split_windows(dataset, series.values, dataset.context_length, horizon)
+    splits = split_windows(dataset, real, dataset.context_length, horizon)
     assert len(splits["train"]) == rows[0] - dataset.context_length - horizon + 1
     assert [len(splits[name]) for name in ("validation", "test")] == [count - horizon + 1 for count in rows[1:]]
 
 
+@pytest.mark.parametrize("row", [150, 199])
+def test_a_value_too_large_to_compute_with_is_named(row):
+    values = np.random.default_rng(0).normal(size=(200, 2))
+    values[row, 1] = 1e40
+    with pytest.raises(ValueError, match=r"'column 1' is 1e\+40 at 2020-0.*, over 1e\+15 standard deviations"):
+        split_windows(ForecastDataset("made.csv", 7), series(values), 4, 2)
+
+
 def test_a_cut_benchmark_file_is_refused():
     with pytest.raises(ValueError, match=r"ETTm2.csv has 1,000 rows, the benchmark uses 57,600: it is cut"):
-        split_windows(FORECAST_DATASETS["ettm2"], np.zeros((1000, 7)), 96, 96)
+        split_windows(FORECAST_DATASETS["ettm2"], series(np.zeros((1000, 7))), 96, 96)

@@ -111,7 +111,7 @@ def _compare(arguments: ForecastArguments, grid: GridConfig) -> dict[str, Any]:
     results: dict[int, dict[str, Any]] = {}
     examples: dict[int, dict[str, Any]] = {}
     for horizon in horizons:
-        splits = split_windows(dataset, series.values, context_length, horizon)
+        splits = split_windows(dataset, series, context_length, horizon)
         if arguments.max_train_samples:
             splits["train"] = splits["train"].take(arguments.max_train_samples)
         results[horizon] = {}

@@ -14,7 +14,7 @@ from s3bert.data.shuffled import ShuffledBatches
 from s3bert.files import reading, write_text
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.modeling_forecast import S3ForecastModel
-from s3bert.tasks.forecasting import ForecastEvaluation, Windows, naive_errors, scaling
+from s3bert.tasks.forecasting import ForecastEvaluation, Windows, naive_errors, scaling, standardise
 from s3bert.tasks.series import Series
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.loop import train
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2  # of the rows
 _BATCH = 32
-_LARGEST = 1e15  # deviations from the mean: sums of their squares are still finite in the model's float32
 
 
 def _claim(folder: Path, settings: dict[str, Any], series: Series) -> None:
@@ -55,25 +54,6 @@ def _check_known(series: Series, rows: slice, purpose: str) -> None:
             f"Column {series.names[int(empty.argmax())]!r} has no value from {dates.iloc[0]} to {dates.iloc[-1]}, the rows "
             f"{purpose}. Fill it, leave out rows at the end that have no values yet, or name other columns (--columns)."
         )
-
-
-def _standardise(series: Series, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Values (T, C) less the means, divided by the deviations, NaN where missing.
-
-    Raises:
-        ValueError: one is too large for a model that computes in float32.
-    """
-    with np.errstate(over="ignore"):
-        standardised = (series.values - mean) / deviation
-    large = np.argwhere(np.abs(standardised) > _LARGEST)
-    if len(large):
-        row, column = large[0]
-        raise ValueError(
-            f"Column {series.names[column]!r} is {series.values[row, column]:g} at {series.dates.iloc[row]}, over {_LARGEST:g} standard "
-            f"deviations ({deviation[column]:g}) from the mean ({mean[column]:g}) of the rows trained on: no forecast can be computed. "
-            "Correct it, or leave the cell empty."
-        )
-    return standardised
 
 
 def _warn_of_outliers(series: Series, standardised: np.ndarray, rows: slice) -> None:
@@ -135,8 +115,8 @@ def train_forecaster(
     _check_known(series, slice(total - held_out, total), "held out to measure by")
     _check_known(series, slice(total - context, total), "that the forecast reads")
     mean, deviation = scaling(series.values[: total - held_out])
-    standardised = _standardise(series, mean, deviation)
-    _warn_of_outliers(series, standardised, slice(total - held_out, total))
+    values = standardise(series, mean, deviation)
+    _warn_of_outliers(series, values, slice(total - held_out, total))
     config = S3ForecastConfig(
         context_length=context,
         prediction_length=horizon,
@@ -152,8 +132,8 @@ def train_forecaster(
     )
     set_seed(seed)
     model = S3ForecastModel(config)
-    windows = Windows(standardised, context, total - held_out, context, horizon)
-    validation = Windows(standardised, total - held_out, total, context, horizon)
+    windows = Windows(values, context, total - held_out, context, horizon)
+    validation = Windows(values, total - held_out, total, context, horizon)
     batches = ShuffledBatches(windows, _BATCH, seed)
     training = TrainingConfig(
         output_dir=output_dir,
@@ -216,7 +196,7 @@ def forecast(model: S3ForecastModel, series: Series) -> np.ndarray:
     config = model.config
     mean, deviation = np.array(config.channel_means), np.array(config.channel_deviations)
     rows = slice(-config.context_length, None)
-    past = _standardise(Series(series.values[rows], series.names, series.dates.iloc[rows]), mean, deviation)
+    past = standardise(Series(series.values[rows], series.names, series.dates.iloc[rows]), mean, deviation)
     past = torch.from_numpy(past).float()[None].to(model.device)
     ahead = model.eval()(past_values=past).prediction_outputs[0].double().cpu().numpy() * deviation + mean
     wrong = np.argwhere(~np.isfinite(ahead))

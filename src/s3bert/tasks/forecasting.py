@@ -18,9 +18,11 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from .evaluation import shard_batches
+from .series import Series
 
 
 SPLITS = ("train", "validation", "test")
+_LARGEST = 1e15  # deviations from the mean: sums of their squares are still finite in a model's float32
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,25 @@ def scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = np.where(there, values, 0.0).sum(0) / count
     deviation = np.sqrt(np.where(there, (values - mean) ** 2, 0.0).sum(0) / count)
     return mean, np.where(varies & (deviation > 0), deviation, 1.0)
+
+
+def standardise(series: Series, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Values (T, C) less the means, divided by the deviations, NaN where missing.
+
+    Raises:
+        ValueError: one is too large for a model that computes in float32.
+    """
+    with np.errstate(over="ignore"):
+        values = (series.values - mean) / deviation
+    large = np.argwhere(np.abs(values) > _LARGEST)
+    if len(large):
+        row, column = large[0]
+        raise ValueError(
+            f"Column {series.names[column]!r} is {series.values[row, column]:g} at {series.dates.iloc[row]}, over {_LARGEST:g} standard "
+            f"deviations ({deviation[column]:g}) from the mean ({mean[column]:g}) of the rows trained on: no forecast can be computed. "
+            "Correct it, or leave the cell empty."
+        )
+    return values
 
 
 class Windows:
@@ -140,19 +161,22 @@ class Windows:
 
 
 def split_windows(
-    dataset: ForecastDataset, values: np.ndarray, context_length: int, prediction_length: int
+    dataset: ForecastDataset, series: Series, context_length: int, prediction_length: int
 ) -> dict[str, Windows]:
-    """The windows of each split of raw values (T, C), standardised with the training rows."""
-    train, validation, test = dataset.split_rows(len(values))
-    mean, deviation = scaling(values[:train])
-    standardised = (values - mean) / deviation
+    """The windows of each split of a series, standardised with the training rows.
+
+    Raises:
+        ValueError: a split has no window; a value is too large to compute with.
+    """
+    train, validation, test = dataset.split_rows(len(series.values))
+    values = standardise(series, *scaling(series.values[:train]))
     borders = {
         "train": (context_length, train),
         "validation": (train, train + validation),
         "test": (train + validation, train + validation + test),
     }
     return {
-        split: Windows(standardised, first, last, context_length, prediction_length)
+        split: Windows(values, first, last, context_length, prediction_length)
         for split, (first, last) in borders.items()
     }
 
