@@ -1,6 +1,7 @@
 """scripts/run_glue.py on its smoke configuration, end to end: the folder it leaves, resuming, several tasks, errors."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -77,6 +78,13 @@ def glue_folder(tmp_path_factory) -> Path:
 def arguments(checkpoint: Path, output_dir: Path, *more: str, task: str = "synthetic_acceptability") -> list[str]:
     names = ["--model_name_or_path", str(checkpoint), "--output_dir", str(output_dir), "--task_name", *task.split()]
     return [*SMOKE, *names, *more]
+
+
+def test_the_name_of_a_checkpoint_is_no_markup_on_the_page(checkpoints, tmp_path):
+    named = shutil.copytree(checkpoints / "s3bert", tmp_path / "<b> *s* [x](y)")
+    run_glue.main(arguments(named, tmp_path / "out", "--num_train_epochs", "1", "--max_train_samples", "8"))
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert page.splitlines()[-1].startswith(rf"Started from {tmp_path}/&lt;b&gt; \*s\* \[x\](y).")
 
 
 def test_a_grid_leaves_a_complete_repository_with_the_best_trial_and_all_figures(checkpoints, tmp_path):

@@ -98,7 +98,7 @@ def publish(
     elif missing:
         data = f"Not the official data: {', '.join(missing)}."
     table = settings_table(settings, f"{results['score_is']} on {scored}, x 100")
-    text = f"## {name}\n\n{table}\n\nStarted from {start}. {data}\n"
+    text = f"## {name}\n\n{table}\n\nStarted from {as_markdown(start)}. {data}\n"
     write_text(folder / "results.md", text)
     print(f"\n{text}")
 
