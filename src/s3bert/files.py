@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean, stdev
 
 
 @contextmanager
@@ -70,6 +71,12 @@ def fenced(language: str, code: str) -> str:
     """A block of code in Markdown, whatever backticks it holds."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
     return f"{fence}{language}\n{code}\n{fence}"
+
+
+def mean_and_deviation(values: Sequence[float], mean_format: str, deviation_format: str = "") -> str:
+    """The mean of some values, with their sample deviation where there are several; "" for none. The formats are those of f-strings."""
+    deviation = f" ± {stdev(values):{deviation_format or mean_format}}" if len(values) > 1 else ""
+    return f"{mean(values):{mean_format}}{deviation}" if values else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

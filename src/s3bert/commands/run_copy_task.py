@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import Arguments, named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, named_settings, option, parse_arguments
 from s3bert.commands import run
 from s3bert.files import file_name
 from s3bert.training.arguments import GridConfig
@@ -68,7 +68,6 @@ def _compare(arguments: CopyArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.models.modeling_lra import LraForMaskedLM
     from s3bert.reports.lra import write_report
     from s3bert.training.grid import grid_results, read_report
-    from s3bert.training.processes import process_state
 
     if grid.max_train_steps is None:
         raise ValueError("Words are drawn without end: give --max_train_steps.")
@@ -79,22 +78,18 @@ def _compare(arguments: CopyArguments, grid: GridConfig) -> dict[str, Any]:
     for config in configs.values():  # a wrong setting is known before anything is written
         LraForMaskedLM(config)
     top, results = Path(grid.output_dir), {}
+    what = {
+        "title": f"copying words of {arguments.length // 4} to {arguments.length // 2 - 1} symbols",
+        "description": f"Sequences of up to {arguments.length} tokens, {arguments.num_symbols} symbols, causal mixers; "
+        f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}. Accuracies are those of a word's symbols.",
+        "length": arguments.length,
+        "num_symbols": arguments.num_symbols,
+    }
     for mixer, config in configs.items():
         logger.info("%s on words of up to %d symbols", mixer, arguments.length // 2 - 1)
         own_grid = replace(grid, output_dir=str(top / file_name(mixer)))
         results[mixer] = grid_results(run_mixer(mixer, config, *words, arguments.num_eval_batches, own_grid))
-        if process_state().is_main_process:
-            content = {
-                "title": f"copying words of {arguments.length // 4} to {arguments.length // 2 - 1} symbols",
-                "description": f"Sequences of up to {arguments.length} tokens, {arguments.num_symbols} symbols, causal mixers; "
-                f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}. Accuracies are those of a word's symbols.",
-                "length": arguments.length,
-                "num_symbols": arguments.num_symbols,
-                "complete": len(results) == len(arguments.mixer),
-                "variants": results,
-            }
-            write_report(top, content)
-            save_arguments(top / "arguments.yaml", arguments, grid)
+        write_report(top, what, results, len(configs), arguments, grid)
     return read_report(top)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments
 from s3bert.commands import run
 from s3bert.files import file_name
 from s3bert.training.arguments import GridConfig
@@ -220,33 +220,29 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
         "measure_incoherence": arguments.incoherence,
         "instability_steps": arguments.instability_steps,
     }
+    rows = {name: len(examples) for name, examples in splits.items()}
+    what = {
+        "title": f"{arguments.task_name}: {arguments.comparison}",
+        "description": f"Sequences of up to {length:,} tokens; {', '.join(f'{n:,} for {s}' for s, n in rows.items())}. "
+        f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}.",
+        "task": arguments.task_name,
+        "comparison": arguments.comparison,
+        "length": length,
+        "rows": rows,
+    }
     for variant, config in zip(variants, configs):
         logger.info("%s on %s", variant.label, arguments.task_name)
 
         folder = top / file_name(variant.label)
         how = options | {"noise": variant.noise}
         trials = run_variant(arguments.task_name, config, splits, replace(grid, output_dir=str(folder)), **how)
-        what = {"mixer": variant.mixer, "mixer_settings": variant.settings, "noise": variant.noise}
-        results[variant.label] = what | grid_results(trials)
+        mixer = {"mixer": variant.mixer, "mixer_settings": variant.settings, "noise": variant.noise}
+        results[variant.label] = mixer | grid_results(trials)
         if epochs := arguments.self_pretrain_epochs:
             own_grid = replace(grid, output_dir=str(folder / "after-self-pretraining"))
             trials = run_variant(arguments.task_name, config, splits, own_grid, pretrain_epochs=epochs, **how)
             results[variant.label]["self_pretrained"] = grid_results(trials)
-        if process_state().is_main_process:
-            rows = {name: len(examples) for name, examples in splits.items()}
-            content = {
-                "title": f"{arguments.task_name}: {arguments.comparison}",
-                "description": f"Sequences of up to {length:,} tokens; {', '.join(f'{n:,} for {s}' for s, n in rows.items())}. "
-                f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}.",
-                "task": arguments.task_name,
-                "comparison": arguments.comparison,
-                "complete": len(results) == len(variants),
-                "length": length,
-                "rows": rows,
-                "variants": results,
-            }
-            write_report(top, content)
-            save_arguments(top / "arguments.yaml", arguments, grid)
+        write_report(top, what, results, len(variants), arguments, grid)
     return read_report(top)
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from s3bert.arguments import named_settings
-from s3bert.files import table
+from s3bert.files import mean_and_deviation, table
 from s3bert.plots import save, subplots
 
 from .published import FORECASTS, published_errors
@@ -230,7 +230,7 @@ def _spread(result: Mapping[str, Any] | None) -> str:
         values = seed_errors(result, metric)
         if not values:
             return "failed"
-        parts.append(f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else ""))
+        parts.append(mean_and_deviation(values, ".3f"))
     return " / ".join(parts)
 
 

@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from s3bert.files import table, write_text
+from s3bert.arguments import save_arguments
+from s3bert.files import mean_and_deviation, table, write_text
 from s3bert.plots import save, subplots
+from s3bert.training.processes import process_state
 
 from .published import (
     Published,
@@ -28,16 +30,22 @@ from .published import (
 Run = Mapping[str, Any]
 
 
-def write_report(folder: Path, run: Run) -> None:
-    """Writes one run's `results.md`, `curves.png` and `all_results.json`.
+def write_report(folder: Path, what: Run, variants: Mapping[str, Any], wanted: int, *arguments: Any) -> None:
+    """Writes, in the main process, a run's `results.md`, `curves.png`, `all_results.json` and `arguments.yaml`.
 
     Args:
-        run: `title`, `description` (what was trained on what, in a sentence), `variants` by label, as `grid.grid_results` gives them.
-            Long Range Arena's also have `task`, `comparison` and `length`, and their variants `mixer`, `mixer_settings` and `noise`.
+        what: `title` and `description` (what was trained on what, in a sentence); Long Range Arena's also `task`, `comparison` and
+            `length`.
+        variants: by label, as `grid.grid_results` gives them; Long Range Arena's also have `mixer`, `mixer_settings` and `noise`.
+        wanted: how many there will be.
     """
+    if not process_state().is_main_process:
+        return
+    run = {**what, "complete": len(variants) == wanted, "variants": variants}
     write_text(folder / "results.md", "\n\n".join([f"# {run['title']}", *_parts(run)]) + "\n")
     plot_learning_curves(folder / "curves.png", {run["title"]: run})
     write_text(folder / "all_results.json", json.dumps(run, indent=1) + "\n")
+    save_arguments(folder / "arguments.yaml", *arguments)
 
 
 def lra_sections(runs: Mapping[str, Run]) -> list[str]:
@@ -89,7 +97,7 @@ def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
         for label, result in run["variants"].items():
             tests = _percentages(result["settings"][0], "test_accuracy")
             if tests and run.get("comparison", "mixers") == "mixers":
-                found = (mean(tests), f"{label} {_spread(tests)} (`{name}`)")
+                found = (mean(tests), f"{label} {_accuracy(tests)} (`{name}`)")
                 is_s3 = label.partition(":")[0] == "s3"
                 best[is_s3] = max(found, best.get(is_s3, found))
     return setting, "; ".join(best[is_s3][1] for is_s3 in (True, False) if is_s3 in best)
@@ -156,15 +164,15 @@ def lra_table(run: Run) -> str:
         after = {entry["name"]: entry for entry in result.get("self_pretrained", {}).get("settings", [])}
         for setting in result["settings"]:
             tests = _percentages(setting, "test_accuracy")
-            row = [name, setting["name"], _spread(tests)]
+            row = [name, setting["name"], _accuracy(tests)]
             if against:
                 comparable = tests and name != against and setting["name"] in base
                 row.append(f"{mean(tests) - base[setting['name']]:+.2f}" if comparable else "")
             if published:
                 row.append(published.get(name, ""))
-            row += [", ".join(f"{value:.2f}" for value in tests), _spread(_percentages(setting, "accuracy"))]
+            row += [", ".join(f"{value:.2f}" for value in tests), _accuracy(_percentages(setting, "accuracy"))]
             if "self_pretrained" in result:
-                row.append(_spread(_percentages(after[setting["name"]], "test_accuracy")))
+                row.append(_accuracy(_percentages(after[setting["name"]], "test_accuracy")))
             if has_instability:
                 row += _instability(setting, results)
             rows.append(row)
@@ -184,7 +192,7 @@ def _instability(setting: Mapping[str, Any], results: Mapping[str, Any]) -> list
     scores = {trial["seed"]: trial["metrics"].get("instability") for trial in setting["trials"]}
     scores = {seed: score for seed, score in scores.items() if score}
     ratios = [score / yardstick[seed] for seed, score in scores.items() if yardstick.get(seed)]
-    return [_digits(list(scores.values())), _digits(ratios)]
+    return [mean_and_deviation(list(scores.values()), ".3g", ".2g"), mean_and_deviation(ratios, ".3g", ".2g")]
 
 
 def incoherence_table(run: Run) -> str:
@@ -231,7 +239,7 @@ def steps_table(run: Run) -> str:
         row = [f"{step:,}"]
         for points in found.values():
             accuracies, losses = zip(*points[step], strict=True) if step in points else ((), ())
-            row.append(f"{_spread(accuracies)}, {mean(losses):.3f}" if accuracies else "")
+            row.append(f"{_accuracy(accuracies)}, {mean(losses):.3f}" if accuracies else "")
         rows.append([*row, *([f"{curve[step]:.1f}" if step in curve else ""] if curve else [])])
     return table(["step", *found, *(["the authors' S3, test"] if curve else [])], rows)
 
@@ -265,15 +273,8 @@ def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
     return [100 * trial["metrics"][metric] for trial in setting["trials"] if trial["metrics"]]
 
 
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "failed"
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _digits(values: list[float]) -> str:
-    """Mean and deviation in three digits."""
-    return f"{mean(values):.3g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "") if values else ""
+def _accuracy(values: Sequence[float]) -> str:
+    return mean_and_deviation(values, ".2f") or "failed"
 
 
 def _has_curves(run: Run) -> bool:

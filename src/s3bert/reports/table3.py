@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy.stats import t as student_t
 
-from s3bert.files import file_name, table
+from s3bert.files import file_name, mean_and_deviation, table
 from s3bert.plots import save, subplots
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
@@ -77,7 +77,7 @@ def table3_headline(runs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     averages = seed_averages_by_model(first)
     if averages:
         best = max(averages, key=lambda model: mean(averages[model]))
-        found.append(f"best {average_name(list(first['tasks'])).partition(':')[0]} {_spread(averages[best])} ({best})")
+        found.append(f"best {average_name(list(first['tasks'])).partition(':')[0]} {_score(averages[best])} ({best})")
     tokens = max(entry["tokens"] for entry in first["models"].values())
     return f"size {first['size']}, {tokens:,} tokens a model", "; ".join(found)
 
@@ -129,7 +129,7 @@ def _scores(results: Mapping[str, Any], tasks: list[str]) -> str:
         seeds = {task: results["tasks"][task]["models"][model]["seeds"] for task in tasks}
         averages = seed_averages(seeds)
         measured[model] = [100 * mean(values) for values in (*seeds.values(), averages)]
-        rows.append([model, *map(_spread, (*seeds.values(), averages))])
+        rows.append([model, *map(_score, (*seeds.values(), averages))])
     return table(["", *tasks, average_name(tasks)], rows + _percentages(measured))
 
 
@@ -150,9 +150,8 @@ def _percentages(scores: Mapping[str, list[float]]) -> list[list[str]]:
     ]
 
 
-def _spread(values: list[float]) -> str:
-    deviation = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{100 * mean(values):.2f}{deviation}"
+def _score(values: list[float]) -> str:
+    return mean_and_deviation([100 * value for value in values], ".2f")
 
 
 def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:

@@ -5,10 +5,10 @@ A run is what `s3bert analyse-lra` keeps in its `all_results.json`: `measures` b
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from s3bert.files import table
+from s3bert.files import mean_and_deviation, table
 from s3bert.plots import save, subplots
 
 
@@ -73,6 +73,4 @@ def plot_variance(file: Path, runs: Mapping[str, Run]) -> None:
 def _spread(measures: Sequence[Mapping[str, float]], name: str) -> str:
     """Mean and deviation over seeds; "" for what is not there."""
     values = [each[name] for each in measures if name in each]
-    if not values:
-        return ""
-    return f"{mean(values):.3g}" + (f" ± {stdev(values):.1g}" if len(values) > 1 else "")
+    return mean_and_deviation(values, ".3g", ".1g")
