@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from s3bert import folder_lock
 from s3bert.commands import COMMANDS, _module, prepare_corpus
-from s3bert.folder_lock import locked_folder
+from s3bert.folder_lock import locked_folder, turn_at
 from s3bert.training.processes import locked_for_run
 
 
@@ -70,6 +71,29 @@ def test_a_process_of_another_machine_may_be_gone(holder, tmp_path, monkeypatch)
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     with pytest.raises(ValueError, match=r"long gone there, remove .*run/\.run\.lock"), locked_folder(tmp_path / "run"):
         pass
+
+
+WAITED_FOR = """
+import sys
+from pathlib import Path
+from s3bert.folder_lock import turn_at
+with turn_at(Path(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_who_waits_for_a_turn_says_for_whom_and_leaves_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
+    command = [sys.executable, "-c", WAITED_FOR, str(tmp_path / "corpus")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        threading.Timer(0.3, process.stdin.close).start()
+        with caplog.at_level("INFO", "s3bert.folder_lock"), turn_at(tmp_path / "corpus"):
+            assert process.wait(60) == 0
+    (said,) = caplog.messages
+    assert f"corpus is being written by process {process.pid} on {socket.gethostname()}" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_folders_made_for_nothing_go_again_and_no_others(tmp_path):

@@ -82,9 +82,13 @@ def _held(lock: FileLock) -> Iterator[None]:
     """Says who has the lock, and releases it."""
     file, note = Path(lock.lock_file), _note(lock)
     try:
-        started = datetime.now().astimezone().isoformat(" ", "seconds")
-        holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
-        write_text(note, json.dumps(holder | {"command": shlex.join(sys.argv)}) + "\n")
+        holder = {
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+            "command": f"{sys.argv[0]} {shlex.join(sys.argv[1:])}",  # the first is "s3bert pretrain"
+        }
+        write_text(note, json.dumps(holder) + "\n")
         yield
     finally:
         for written in (
