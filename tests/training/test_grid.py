@@ -87,9 +87,11 @@ def test_finished_cells_are_never_trained_again_and_more_values_are_just_more_ce
 
 def test_a_cell_made_otherwise_is_not_taken_for_finished(tmp_path):
     run_grid(grid(tmp_path), {"max_seq_length": 64}, Trainings())
-    with pytest.raises(ValueError, match="was made with max_seq_length = 64, now it is 128"):
+    with pytest.raises(ValueError, match="finished with other settings than this call's, max_seq_length: 64 -> 128"):
         run_grid(grid(tmp_path), {"max_seq_length": 128}, Trainings())
-    with pytest.raises(ValueError, match=r"weight_decay = 0\.01, now it is 0\.1"):
+    with pytest.raises(
+        ValueError, match=r"weight_decay: 0\.01 -> 0\.1\. Give the same, another --output_dir, or remove"
+    ):
         run_grid(grid(tmp_path, weight_decay=0.1), {"max_seq_length": 64}, Trainings())
     run_grid(grid(tmp_path, logging_steps=3, report_to="none"), {"max_seq_length": 64}, Trainings())
 
@@ -100,7 +102,7 @@ def test_steps_between_evaluations_count_where_they_decide_which_weights_are_kep
     assert "eval_steps" not in next(tmp_path.glob("plain/trials/*/trial.json")).read_text()
     run_grid(grid(tmp_path / "plain", eval_steps=7), {}, Trainings())
     run_grid(grid(tmp_path / "best", eval_steps=5, **decides), {}, Trainings())
-    with pytest.raises(ValueError, match="was made with eval_steps = 5, now it is 7"):
+    with pytest.raises(ValueError, match="eval_steps: 5 -> 7"):
         run_grid(grid(tmp_path / "best", eval_steps=7, **decides), {}, Trainings())
 
 

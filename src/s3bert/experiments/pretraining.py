@@ -19,6 +19,7 @@ from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.mlm import ShortSequences
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.loop import TrainingResult
+from s3bert.training.settings import changes_in_words
 
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ def publish(
         "parameters": parameters,
         "train_flops_per_token": round(flops),
         "machine": machine(device),
+        "changes": result.changes,
     }
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
@@ -170,6 +172,7 @@ def publish(
         "peak learning rate": training.learning_rate,
         "seed": training.seed,
         "unigram entropy of the held-out tokens": f"{unigram:.4f} nats",
+        **changes_in_words(result.changes),
         **results["machine"],
     }
     summary = (
