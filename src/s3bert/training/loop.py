@@ -445,8 +445,8 @@ class _Run:
         self.progress, misfit = _Progress(**state["progress"]), None
         try:
             load_model(model, checkpoint / "model.safetensors")
-        except RuntimeError as error:  # torch's, a line for each tensor after the first
-            misfit = textwrap.shorten(str(error).partition("\n")[2] or str(error), 160, placeholder=" ...")
+        except RuntimeError as error:  # torch's, of a head and a line for each tensor
+            misfit = textwrap.shorten(str(error).splitlines()[1], 240, placeholder=" ...").rstrip(".")
         before = state.get("settings") or state["identity"]  # of an earlier version, which recorded two of them
         allowed = self.config.allow_changed
         changed = agreed_changes(checkpoint, self.progress.step, before, self.settings, allowed, misfit)

@@ -115,9 +115,9 @@ def agreed_changes(
         ValueError: a setting is otherwise and not allowed, or cannot be changed in a run; fewer steps than are trained; weights
             that do not fit; there is no setting of an allowed name.
     """
-    for name in allowed:
-        if name not in (known := _by_name(now)):
-            raise ValueError(f"allow_changed = {name}: there is no such setting.{close_match(name, known)}")
+    known = _by_name(now)
+    if unknown := [name for name in allowed if name not in known]:
+        raise ValueError(f"allow_changed = {unknown[0]}: there is no such setting.{close_match(unknown[0], known)}")
     changed = differences(checkpoint, before, now)
     afresh = "start afresh in another --output_dir"
     told = f"{checkpoint} was trained with other settings than this call's, {in_words(changed)}"
