@@ -126,7 +126,7 @@ def test_all_differences_are_told_in_one_line(run, corpus):
         ([], ",initializer_range=0.1", "initializer_range can only be chosen when a training begins"),
         ([], ",hidden_size=64", "hidden_size: 32 -> 64: its weights do not fit (size mismatch for "),
         ([], ",num_hidden_layers=2", "num_hidden_layers: 1 -> 2: its weights do not fit (Missing key(s)"),
-        (["--max_train_steps", "3"], "", "max_train_steps: 8 -> 3: it has been trained for 4 steps already"),
+        (["--max_train_steps", "3"], "", "max_train_steps: 8 -> 3: it has 4 steps, max_train_steps is 3"),
         (["--allow_changed", "learning_rat"], "", "allow_changed = learning_rat: there is no such setting. Did you mean learning_rate"),
     ],
 )  # fmt: skip
@@ -255,7 +255,9 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_with_a_warning(run, corpus, 
                 (aside / name).write_bytes(content)
     with pytest.raises(ValueError, match="seed: 42 -> 7"):
         pretrain(corpus, run, "--seed", "7")
-    with pytest.raises(ValueError, match="checkpoint-4 is of another model than this call's: its weights do not fit"):
+    with pytest.raises(
+        ValueError, match="checkpoint-4 was trained with other settings than this call's: its weights do not fit"
+    ):
         pretrain(corpus, run, changes=",hidden_size=64")
     assert pretrain(corpus, run, "--weight_decay", "0.1").step == 8
     assert "checkpoint-4 does not record activation_checkpointing, adam_beta1, " in caplog.text

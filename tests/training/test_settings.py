@@ -163,8 +163,10 @@ def test_fewer_steps_than_planned_are_a_change_and_fewer_than_trained_an_error()
     with pytest.raises(ValueError, match=r"max_train_steps: 12 -> 8\. Give the same.*--allow_changed max_train_steps$"):
         agreed_changes("x", 6, before, {"max_train_steps": 8})
     assert agreed_changes("x", 6, before, {"max_train_steps": 8}, ["max_train_steps"]) == {"max_train_steps": [12, 8]}
-    with pytest.raises(ValueError, match="max_train_steps: 12 -> 5: it has been trained for 6 steps already"):
+    with pytest.raises(ValueError, match="max_train_steps: 12 -> 5: it has 6 steps, max_train_steps is 5"):
         agreed_changes("x", 6, before, {"max_train_steps": 5}, ["max_train_steps"])
+    with pytest.raises(ValueError, match="x was trained with other settings than this call's: it has 6 steps"):
+        agreed_changes("x", 6, {}, {"max_train_steps": 5})
     assert agreed_changes("x", 6, before, {"max_train_steps": 20}) == {"max_train_steps": [12, 20]}
 
 

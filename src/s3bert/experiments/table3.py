@@ -48,9 +48,8 @@ class Comparison:
         file = self.folder / "arguments.yaml"
         if file.exists():
             now = settings_of(self.budget)
-            before = dict.fromkeys(now) | yaml.safe_load(
-                file.read_text(encoding="utf-8")
-            )  # in which nothing stands for None
+            # The file leaves out what is None.
+            before = dict.fromkeys(now) | yaml.safe_load(file.read_text(encoding="utf-8"))
             if before["task_name"] == ["none"]:
                 now.pop("task_name")  # nothing was finetuned yet
             if changed := differences(self.folder, before, now):

@@ -120,12 +120,13 @@ def agreed_changes(
         raise ValueError(f"allow_changed = {unknown[0]}: there is no such setting.{close_match(unknown[0], known)}")
     changed = differences(checkpoint, before, now)
     afresh = "start afresh in another --output_dir"
-    told = f"{checkpoint} was trained with other settings than this call's, {in_words(changed)}"
+    told = ", ".join(
+        filter(None, [f"{checkpoint} was trained with other settings than this call's", in_words(changed)])
+    )
     if misfit:
-        told = told if changed else f"{checkpoint} is of another model than this call's"
         raise ValueError(f"{told}: its weights do not fit ({misfit}). Give the same model, or {afresh}.")
     if now[_STEPS] < step:
-        raise ValueError(f"{told}: it has been trained for {step} steps already. Give as many at least, or {afresh}.")
+        raise ValueError(f"{told}: it has {step} steps, {_STEPS} is {now[_STEPS]}. Give as many at least, or {afresh}.")
     if fixed := [name for name in changed if name in _OF_THE_START]:
         raise ValueError(
             f"{told}: {', '.join(fixed)} can only be chosen when a training begins. Give the same, or {afresh}."
