@@ -87,13 +87,17 @@ class Range(NamedTuple):
         )
 
 
-def option(*, help: str, default: Any = MISSING, default_factory: Any = MISSING, **bounds: float) -> Any:
+def option(
+    *, help: str, default: Any = MISSING, default_factory: Any = MISSING, free: bool = False, **bounds: float
+) -> Any:
     """A field of a dataclass that is an argument of a command; required without a default.
 
     Args:
+        free: whether a run that goes on may be given another value: it changes none of the run's numbers, or what it stands for,
+            as a corpus or a model, is compared itself. All other fields are settings, which a run keeps (`training/settings.py`).
         bounds: of a number, or of each number of a list: those of `Range`.
     """
-    metadata = {"help": help} | ({"range": Range(**bounds)} if bounds else {})
+    metadata = {"help": help, "free": free} | ({"range": Range(**bounds)} if bounds else {})
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 

@@ -53,7 +53,7 @@ def test_a_causal_mixer_learns_to_copy(tmp_path):
     assert trial["metrics"]["test_accuracy"] > 0.5, "chance is 0.25"
     assert (tmp_path / "curves.png").exists()
     assert run_copy_task.main(words) == results, "nothing is trained twice"
-    with pytest.raises(ValueError, match="was made with num_eval_batches = 8, now it is 2"):
+    with pytest.raises(ValueError, match="num_eval_batches: 8 -> 2"):
         run_copy_task.main([*words, "--num_eval_batches", "2"])
 
 

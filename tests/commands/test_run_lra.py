@@ -128,11 +128,11 @@ def test_a_cell_of_other_data_or_other_measurements_is_refused(data, tmp_path):
     with gzip.open(tmp_path / "data" / "text" / "train.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(json.dumps({"text": f"Review {i} \u2028 é", "label": i % 2}) for i in range(30)))
     for folder, output_dir, words, name in (
-        (tmp_path / "data", "text", text, "crc32"),
-        (data, "text", [*text, "--instability_steps", "3"], "instability"),
-        (data, "image", [*pixels, "--self_pretrain_epochs", "1"], "zero_is_padding = False, now it is True"),
+        (tmp_path / "data", "text", text, "crc32: "),
+        (data, "text", [*text, "--instability_steps", "3"], "instability_steps: 0 -> 3"),
+        (data, "image", [*pixels, "--self_pretrain_epochs", "1"], "zero_is_padding: False -> True"),
     ):
-        with pytest.raises(ValueError, match=f"was made with {name}"):
+        with pytest.raises(ValueError, match=f"was finished with other settings than this call's, .*{name}"):
             run(folder, tmp_path / output_dir, *words)
 
 

@@ -93,10 +93,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         StartingPoint(str(tmp_path / "missing"), 16)
 
 
-def test_the_identity_follows_the_weights(checkpoint):
-    before = StartingPoint(str(checkpoint), 16).identity
-    assert StartingPoint(str(checkpoint), 16).identity == before
+def test_the_digest_follows_the_weights(checkpoint):
+    before = StartingPoint(str(checkpoint), 16).weights
+    assert StartingPoint(str(checkpoint), 16).weights == before
     model = S3BertForMaskedLM.from_pretrained(checkpoint)
     model.cls.predictions.bias.data += 1
     model.save_pretrained(checkpoint)
-    assert StartingPoint(str(checkpoint), 16).identity != before
+    assert StartingPoint(str(checkpoint), 16).weights != before

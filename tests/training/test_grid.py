@@ -1,5 +1,6 @@
 """The grid of settings: trials trained once, judged by their mean over seeds, with the weights that may still be needed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,11 +88,27 @@ def test_finished_cells_are_never_trained_again_and_more_values_are_just_more_ce
 
 def test_a_cell_made_otherwise_is_not_taken_for_finished(tmp_path):
     run_grid(grid(tmp_path), {"max_seq_length": 64}, Trainings())
-    with pytest.raises(ValueError, match="was made with max_seq_length = 64, now it is 128"):
+    with pytest.raises(ValueError, match="finished with other settings than this call's, max_seq_length: 64 -> 128"):
         run_grid(grid(tmp_path), {"max_seq_length": 128}, Trainings())
-    with pytest.raises(ValueError, match=r"weight_decay = 0\.01, now it is 0\.1"):
+    with pytest.raises(
+        ValueError, match=r"weight_decay: 0\.01 -> 0\.1\. Give the same, another --output_dir, or remove"
+    ):
         run_grid(grid(tmp_path, weight_decay=0.1), {"max_seq_length": 64}, Trainings())
     run_grid(grid(tmp_path, logging_steps=3, report_to="none"), {"max_seq_length": 64}, Trainings())
+
+
+def test_a_finished_cell_of_an_earlier_version_is_kept_and_what_it_does_not_record_is_told(tmp_path, caplog):
+    trainings = Trainings()
+    first = run_grid(grid(tmp_path), {"task": "cola"}, trainings)
+    for file in tmp_path.glob("trials/*/trial.json"):
+        recorded = json.loads(file.read_text())
+        older = {"batch_size": recorded.pop("global_batch_size"), "dataset": "glue", "num_train_epochs": 3.0}
+        file.write_text(json.dumps({"weight_decay": recorded["weight_decay"], "task": "cola"} | older))
+    assert run_grid(grid(tmp_path), {"task": "cola", "crc32": 7}, trainings) == first
+    assert len(trainings.trained) == 4
+    assert "lr0.001-batch32-epochs3-seed2 does not record activation_checkpointing, adam_beta1" in caplog.text
+    with pytest.raises(ValueError, match=r"weight_decay: 0\.01 -> 0\.1"):
+        run_grid(grid(tmp_path, weight_decay=0.1), {"task": "cola", "crc32": 7}, trainings)
 
 
 @pytest.mark.parametrize("decides", [{"load_best_model_at_end": True}, {"early_stopping_patience": 2}])
@@ -100,7 +117,7 @@ def test_steps_between_evaluations_count_where_they_decide_which_weights_are_kep
     assert "eval_steps" not in next(tmp_path.glob("plain/trials/*/trial.json")).read_text()
     run_grid(grid(tmp_path / "plain", eval_steps=7), {}, Trainings())
     run_grid(grid(tmp_path / "best", eval_steps=5, **decides), {}, Trainings())
-    with pytest.raises(ValueError, match="was made with eval_steps = 5, now it is 7"):
+    with pytest.raises(ValueError, match="eval_steps: 5 -> 7"):
         run_grid(grid(tmp_path / "best", eval_steps=7, **decides), {}, Trainings())
 
 

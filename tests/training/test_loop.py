@@ -19,15 +19,15 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from tiny_pretraining import LENGTH, NO_DROPOUT, SIZES, MadeUpBlocks, exact, pretrain, tokenizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertTokenizer, set_seed
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, set_seed
 
 from s3bert import (
     S3BertConfig,
@@ -37,7 +37,7 @@ from s3bert import (
     S3BertForSequenceClassification,
     S3BertForTokenClassification,
 )
-from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
+from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, validate_checkpoint, written_aside
 from s3bert.training.log import read_log
@@ -45,58 +45,9 @@ from s3bert.training.loop import train
 from s3bert.training.signals import StopRequest
 
 
-LENGTH = 24
-SIZES = dict(vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-SIZES |= dict(max_position_embeddings=LENGTH, num_segments=4, num_row_samples=3, num_column_samples=3)
-NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, smoother_dropout_prob=0.0)
-TIMINGS = ("seconds", "tokens_per_second", "mfu")
-
 # Children start from a server that has imported everything once and run nothing.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["torch", "transformers", "s3bert", "s3bert.training.loop"])
-
-
-class MadeUpBlocks:
-    """Fifty blocks of counting words: enough for losses that move."""
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        start = np.random.default_rng(index).integers(90)
-        return np.concatenate([[2], 5 + (start + np.arange(LENGTH - 2)) % 94, [3]]).astype(np.uint16)
-
-    def draw(self, seed: int, epoch: int) -> np.ndarray:
-        return np.random.default_rng([seed, epoch]).permutation(len(self))
-
-
-def tokenizer() -> BertTokenizer:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(94))]
-    return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
-
-
-def pretrain(
-    output_dir: Path, model_settings: dict | None = None, slowness: float = 0.0, around: dict | None = None, **settings
-):
-    """A small pretraining run, its first steps on half blocks; `slowness` seconds a step leave room to be killed in; `around` holds
-    what `train` calls around steps."""
-    settings = {"max_train_steps": 60, "logging_steps": 1, "save_steps": 3, "eval_steps": 5} | settings
-    settings = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "num_warmup_steps": 2} | settings
-    config = TrainingConfig(output_dir=str(output_dir), seed=7, report_to="none", **settings)
-    set_seed(config.seed)
-    model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
-    masking = Masking.for_tokenizer(tokenizer())
-    short = ShortSequences(LENGTH // 2, config.schedule_steps(config.max_train_steps) // 2, LENGTH)
-    batches = MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, config.seed, short)
-    if slowness:
-        register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
-    held_out = MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10)
-    return train(model, batches, config, held_out, tokenizer(), **around or {})
-
-
-def exact(records: list[dict]) -> list[dict]:
-    """Log records without what a clock measured."""
-    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
 
 
 def in_process(function, *arguments) -> int:
@@ -389,7 +340,7 @@ def test_a_run_whose_schedule_goes_on_is_the_beginning_of_a_longer_one(whole_run
 
 
 def test_resuming_with_other_data_order_is_refused(whole_run):
-    with pytest.raises(ValueError, match="global_batch_size = 4, this run has 8"):
+    with pytest.raises(ValueError, match="global_batch_size: 4 -> 8"):
         pretrain(whole_run, resume_from_checkpoint="latest", per_device_train_batch_size=8)
 
 
@@ -572,7 +523,8 @@ def test_a_run_that_stopped_early_does_not_go_on_when_called_again(tmp_path):
     again = pretrain(tmp_path, **settings, resume_from_checkpoint="latest")
     assert (again.step, again.metrics, again.history) == (first.step, first.metrics, first.history)
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-    more = pretrain(tmp_path, **settings | {"early_stopping_patience": 4}, resume_from_checkpoint="latest")
+    patience = {"early_stopping_patience": 4, "allow_changed": ["early_stopping_patience"]}
+    more = pretrain(tmp_path, **settings | patience, resume_from_checkpoint="latest")
     assert more.step == first.step + 4, "with more patience it does"
 
 

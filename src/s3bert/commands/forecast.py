@@ -27,23 +27,32 @@ if TYPE_CHECKING:
 class ForecastArguments(Arguments):
     """File, and how far ahead."""
 
-    csv_file: str = option(help="CSV file with a header, packed or not")
-    output_dir: str = option(help="folder of the forecast, and of the model if one is trained")
-    model_name_or_path: str | None = option(help="a trained forecaster; one is trained by default", default=None)
-    date_column: str | None = option(help="column of dates; the first by default", default=None)
-    date_format: str | None = option(
-        help="of the dates, such as %%d/%%m/%%Y; ISO 8601, as 2020-12-31 23:00, by default", default=None
+    csv_file: str = option(free=True, help="CSV file with a header, packed or not")
+    output_dir: str = option(free=True, help="folder of the forecast, and of the model if one is trained")
+    model_name_or_path: str | None = option(
+        free=True, help="a trained forecaster; one is trained by default", default=None
     )
-    columns: list[str] = option(help="columns to forecast; all others by default", default_factory=list)
+    date_column: str | None = option(free=True, help="column of dates; the first by default", default=None)
+    date_format: str | None = option(
+        free=True, help="of the dates, such as %%d/%%m/%%Y; ISO 8601, as 2020-12-31 23:00, by default", default=None
+    )
+    columns: list[str] = option(free=True, help="columns to forecast; all others by default", default_factory=list)
     prediction_length: int | None = option(least=1, help="steps ahead; a model's own, or 24, by default", default=None)
     context_length: int | None = option(
         least=1, help="steps that are read; a model's own, or twice the steps ahead, by default", default=None
     )
     hidden_size: int = option(least=1, help="width of a trained model", default=32)
     num_hidden_layers: int = option(least=1, help="layers of a trained model", default=2)
-    num_train_epochs: float = option(above=0, help="passes over the series in training, at most", default=10.0)
+    num_train_epochs: float = option(
+        free=True, above=0, help="passes over the series in training, at most", default=10.0
+    )
     learning_rate: float = option(above=0, help="AdamW's peak learning rate", default=1e-3)
     seed: int = option(least=0, below=2**32, help="of weights, data order and dropout", default=0)
+    allow_changed: list[str] = option(
+        free=True,
+        help="settings that a training which goes on may have otherwise than its checkpoint, by name: learning_rate ...",
+        default_factory=list,
+    )
 
 
 def main(argv: list[str] | None = None) -> "pd.DataFrame":
@@ -63,6 +72,7 @@ def _forecast(arguments: ForecastArguments) -> "pd.DataFrame":
     from s3bert.experiments.own_series import forecast, load_forecaster, train_forecaster
     from s3bert.reports.forecasting import plot_columns
     from s3bert.tasks.series import future_dates, read_series, regularize
+    from s3bert.training.settings import settings_of
 
     top = Path(arguments.output_dir)
     series, step = regularize(
@@ -91,6 +101,8 @@ def _forecast(arguments: ForecastArguments) -> "pd.DataFrame":
             num_train_epochs=arguments.num_train_epochs,
             learning_rate=arguments.learning_rate,
             seed=arguments.seed,
+            allow_changed=arguments.allow_changed,
+            settings=settings_of(arguments),
         )
         write_text(top / "errors.json", json.dumps(errors, indent=1) + "\n")
         print(

@@ -40,16 +40,19 @@ The model, its card (README.md) and losses.png are in {folder}. Next:
 class ModelArguments(Arguments):
     """Model: give exactly one of the first three."""
 
-    model_name_or_path: str | None = option(help="checkpoint to continue from: a folder or a Hub id", default=None)
+    model_name_or_path: str | None = option(
+        free=True, help="checkpoint to continue from: a folder or a Hub id", default=None
+    )
     config_name: str | None = option(
+        free=True,
         help="configuration to start from scratch: a JSON file or recipe (model/s3bert-mini), a folder or a Hub id",
         default=None,
     )
     model_type: str | None = option(
-        help="model type with its default configuration, from scratch: s3bert, bert, ...", default=None
+        free=True, help="model type with its default configuration, from scratch: s3bert, bert, ...", default=None
     )
     config_overrides: str | None = option(
-        help="changes to the configuration, as `hidden_size=128,num_segments=4`", default=None
+        free=True, help="changes to the configuration, as `hidden_size=128,num_segments=4`", default=None
     )
     trust_remote_code: bool = option(help="run modelling code that comes with a checkpoint", default=False)
 
@@ -68,8 +71,10 @@ class MlmArguments(Arguments):
     max_eval_blocks: int | None = option(
         least=1, help="held-out blocks to evaluate on; all of them by default", default=None
     )
-    push_to_hub: bool = option(help="upload the finished folder", default=False)
-    hub_model_id: str | None = option(help="repository to upload to; the output folder's name by default", default=None)
+    push_to_hub: bool = option(free=True, help="upload the finished folder", default=False)
+    hub_model_id: str | None = option(
+        free=True, help="repository to upload to; the output folder's name by default", default=None
+    )
 
 
 def main(argv: list[str] | None = None) -> "TrainingResult":
@@ -97,9 +102,12 @@ def _pretrain(
     from s3bert.experiments.pretraining import build_model, publish, short_sequences
     from s3bert.reports.repository import push_folder
     from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, StreamedMlmBatches
+    from s3bert.training.checkpoints import all_checkpoints
+    from s3bert.training.finetuning import weights_digest
     from s3bert.training.flops import training_flops
     from s3bert.training.loop import train
     from s3bert.training.processes import process_state
+    from s3bert.training.settings import settings_of
 
     folder = Path(training.output_dir)
     processes = process_state()
@@ -120,14 +128,22 @@ def _pretrain(
     held_out = MlmEvaluation(
         corpus.split("validation"), masking, training.per_device_eval_batch_size, mlm.max_eval_blocks
     )
-    if processes.is_main_process:
-        save_arguments(folder / "arguments.yaml", model_arguments, data, mlm, training)
+    start = model_arguments.model_name_or_path
+    settings = settings_of(model_arguments, data, mlm) | {
+        "corpus": corpus.fingerprint,
+        "per_device_eval_batch_size": training.per_device_eval_batch_size,  # of which the held-out masks are drawn
+        "weights": weights_digest(start, model.config) if start else None,
+    }
+    arguments = (folder / "arguments.yaml", model_arguments, data, mlm, training)
+    if processes.is_main_process and not all_checkpoints(folder):  # it tells of those, until they have proved to fit
+        save_arguments(*arguments)
 
     # At a block's length and a micro-batch's size, before several processes share the model.
     sample = {name: rows[: training.per_device_train_batch_size] for name, rows in held_out.batches[0].items()}
     flops = training_flops(model, sample) / sample["input_ids"].numel()
-    result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer)
+    result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer, settings=settings)
     if processes.is_main_process:
+        save_arguments(*arguments)
         launcher = ["s3bert", "pretrain"]
         if processes.num_processes > 1:
             launcher = ["accelerate", "launch", "-m", "s3bert.commands.pretrain_mlm"]

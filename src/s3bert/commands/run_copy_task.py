@@ -31,6 +31,7 @@ class CopyArguments(Arguments):
     length: int = option(least=1, help="tokens of a sequence: two separators, a word twice, padding", default=128)
     num_symbols: int = option(least=1, help="symbols a word is drawn from", default=10)
     mixer: list[str] = option(
+        free=True,
         help="causal mixers, each with settings of its own after a colon",
         default_factory=lambda: ["softmax", "linear", "fmm:bandwidth=10,kernels=[elu]", "fmm:bandwidth=10"],
     )
@@ -68,6 +69,7 @@ def _compare(arguments: CopyArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.models.modeling_lra import LraForMaskedLM
     from s3bert.reports.lra import write_report
     from s3bert.training.grid import grid_results, read_report
+    from s3bert.training.settings import settings_of
 
     if grid.max_train_steps is None:
         raise ValueError("Words are drawn without end: give --max_train_steps.")
@@ -88,7 +90,8 @@ def _compare(arguments: CopyArguments, grid: GridConfig) -> dict[str, Any]:
     for mixer, config in configs.items():
         logger.info("%s on words of up to %d symbols", mixer, arguments.length // 2 - 1)
         own_grid = replace(grid, output_dir=str(top / file_name(mixer)))
-        results[mixer] = grid_results(run_mixer(mixer, config, *words, arguments.num_eval_batches, own_grid))
+        how = (*words, arguments.num_eval_batches, own_grid, settings_of(arguments))
+        results[mixer] = grid_results(run_mixer(mixer, config, *how))
         write_report(top, what, results, len(configs), arguments, grid)
     return read_report(top)
 

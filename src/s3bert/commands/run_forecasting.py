@@ -32,16 +32,21 @@ class ForecastArguments(Arguments):
     """Series, how far ahead, and what forecasts it."""
 
     dataset_name: str = option(help="ettm2, ili, weather, ... (a wrong name lists them)")
-    data_dir: str = option(help="folder of the CSV files, packed with gzip or not", default="data/forecasting")
+    data_dir: str = option(
+        free=True, help="folder of the CSV files, packed with gzip or not", default="data/forecasting"
+    )
     model: list[str] = option(
+        free=True,
         help="forecasters, s3, dlinear, patchtst, last, seasonal, each with settings of its configuration after a colon",
         default_factory=lambda: ["s3", "s3:channel_independent=true", "patchtst", "dlinear", "seasonal", "last"],
     )
     horizons: list[int] = option(
-        least=1, help="steps ahead, each a run; the benchmark's four by default", default_factory=list
+        free=True, least=1, help="steps ahead, each a run; the benchmark's four by default", default_factory=list
     )
-    context_length: int | None = option(least=1, help="steps that are read; the benchmark's by default", default=None)
-    max_train_samples: int | None = option(least=1, help="train on the first windows only", default=None)
+    context_length: int | None = option(
+        free=True, least=1, help="steps that are read; the benchmark's by default", default=None
+    )
+    max_train_samples: int | None = option(free=True, least=1, help="train on the first windows only", default=None)
 
     def __post_init__(self):
         super().__post_init__()
@@ -85,6 +90,7 @@ def _compare(arguments: ForecastArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.tasks.series import read_series
     from s3bert.training.grid import read_report
     from s3bert.training.processes import process_state
+    from s3bert.training.settings import settings_of
 
     dataset = FORECAST_DATASETS[arguments.dataset_name]
     context_length = arguments.context_length or dataset.context_length
@@ -105,8 +111,7 @@ def _compare(arguments: ForecastArguments, grid: GridConfig) -> dict[str, Any]:
             f"{dataset.file} has empty cells, and {strict[0]} takes none: take the released file, which has none, or leave out "
             f"{', '.join(strict)}."
         )
-    data = {"dataset": arguments.dataset_name, "checksum": zlib.crc32(series.values.tobytes())}
-    data["max_train_samples"] = arguments.max_train_samples
+    settings = settings_of(arguments) | {"checksum": zlib.crc32(series.values.tobytes())}
     top = Path(grid.output_dir)
     results: dict[int, dict[str, Any]] = {}
     examples: dict[int, dict[str, Any]] = {}
@@ -126,7 +131,7 @@ def _compare(arguments: ForecastArguments, grid: GridConfig) -> dict[str, Any]:
             else:
                 where = top / file_name(text) / f"horizon-{horizon}"
                 own_grid = replace(grid, output_dir=str(where))
-                results[horizon][text], folder = run_model(text, splits, own_grid, data)
+                results[horizon][text], folder = run_model(text, splits, own_grid, settings)
             examples[horizon][text] = example(text, folder, splits["test"], dataset.period)
             if process_state().is_main_process:
                 write_text(top / "results.md", forecast_page(arguments.dataset_name, context_length, results))

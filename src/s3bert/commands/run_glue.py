@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class ModelArguments(Arguments):
     """Model: what to finetune."""
 
-    model_name_or_path: str = option(help="checkpoint to start from: a folder or a Hub id")
+    model_name_or_path: str = option(free=True, help="checkpoint to start from: a folder or a Hub id")
     tokenizer_name: str | None = option(help="tokenizer, if it is not in the checkpoint", default=None)
     from_finetuned: bool = option(
         help="start from a finetuned checkpoint (as RTE, MRPC, STS-B from MNLI); the results say so", default=False
@@ -43,16 +43,22 @@ class ModelArguments(Arguments):
 class GlueArguments(Arguments):
     """Tasks, how their rows become batches, and publishing."""
 
-    task_name: list[str] = option(help="cola, sst2, ... (a wrong name lists them); `all` for the eight of Table 3")
-    dataset_name: str = option(help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue")
+    task_name: list[str] = option(
+        free=True, help="cola, sst2, ... (a wrong name lists them); `all` for the eight of Table 3"
+    )
+    dataset_name: str = option(
+        free=True, help="a Hub dataset, or a folder with one subfolder a task", default="nyu-mll/glue"
+    )
     max_seq_length: int = option(least=3, help="longer inputs are cut to so many tokens", default=128)
     pad_to_max_length: bool = option(help="pad every batch to max_seq_length", default=False)
     group_by_length: bool = option(help="batches of rows of similar length, so that little is padded", default=True)
-    max_train_samples: int | None = option(least=1, help="train on the first rows only", default=None)
-    max_eval_samples: int | None = option(least=1, help="evaluate on the first rows only", default=None)
-    push_to_hub: bool = option(help="upload each task's finished folder", default=False)
+    max_train_samples: int | None = option(free=True, least=1, help="train on the first rows only", default=None)
+    max_eval_samples: int | None = option(free=True, least=1, help="evaluate on the first rows only", default=None)
+    push_to_hub: bool = option(free=True, help="upload each task's finished folder", default=False)
     hub_model_id: str | None = option(
-        help="repository to upload to (of several tasks: its beginning); the folder's name by default", default=None
+        free=True,
+        help="repository to upload to (of several tasks: its beginning); the folder's name by default",
+        default=None,
     )
 
 
@@ -72,6 +78,7 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
     from s3bert.tasks.glue import TABLE_3, MissingSplitError, find_task, load_task, summary
     from s3bert.training.finetuning import StartingPoint
     from s3bert.training.processes import process_state
+    from s3bert.training.settings import settings_of
 
     everything = "all" in glue.task_name
     names = list(TABLE_3) if everything else list(dict.fromkeys(glue.task_name))
@@ -105,7 +112,7 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
         splits = {
             split: data.select(range(min(len(data), limits[split] or len(data)))) for split, data in splits.items()
         }
-        how = (glue.dataset_name, glue.pad_to_max_length, glue.group_by_length)
+        how = (settings_of(model, glue), glue.pad_to_max_length, glue.group_by_length)
         settings = finetune(name, splits, start, replace(grid, output_dir=str(folder)), *how)
         if process_state().is_main_process:
             rows = {split: len(data) for split, data in splits.items()}

@@ -56,8 +56,9 @@ class LraArguments(Arguments):
     """Task, encoder, and what to compare."""
 
     task_name: str = option(help="listops, text, retrieval, image or pathfinder")
-    data_dir: str = option(help="folder that holds a folder of the task's name", default="data/lra")
+    data_dir: str = option(free=True, help="folder that holds a folder of the task's name", default="data/lra")
     mixer: list[str] = option(
+        free=True,
         help="token mixers (a wrong name lists them), each with settings of its own after a colon: "
         "fmm:bandwidth=5,kernels=[elu,tanh]",
         default_factory=lambda: ["s3"],
@@ -74,10 +75,13 @@ class LraArguments(Arguments):
     )
     attention_probs_dropout_prob: float = option(least=0, below=1, help="dropout that the mixer is given", default=0.1)
     max_seq_length: int | None = option(
-        least=1, help="cut sequences to so many tokens; the task's length by default", default=None
+        free=True, least=1, help="cut sequences to so many tokens; the task's length by default", default=None
     )
     image_size: int | None = option(
-        least=1, help="average images to so many pixels a side, a divisor of their 32, for a cheaper task", default=None
+        free=True,
+        least=1,
+        help="average images to so many pixels a side, a divisor of their 32, for a cheaper task",
+        default=None,
     )
     pad_to_max_length: bool = option(
         help="pad all batches to that length: one shape, for --torch_compile", default=False
@@ -86,11 +90,12 @@ class LraArguments(Arguments):
     group_by_length: bool = option(
         help="batches of sequences of similar length, so that little is padded", default=False
     )
-    max_train_samples: int | None = option(least=1, help="train on the first examples only", default=None)
-    max_eval_samples: int | None = option(least=1, help="evaluate on the first examples only", default=None)
-    ablate: bool = option(help="S3 whole and without each of its four parts (Table 7)", default=False)
-    vary: str | None = option(help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
+    max_train_samples: int | None = option(free=True, least=1, help="train on the first examples only", default=None)
+    max_eval_samples: int | None = option(free=True, least=1, help="evaluate on the first examples only", default=None)
+    ablate: bool = option(free=True, help="S3 whole and without each of its four parts (Table 7)", default=False)
+    vary: str | None = option(free=True, help="r, s1 or s2: S3 with each of --values for it (Table 6)", default=None)
     values: list[int] = option(
+        free=True,
         least=1,
         help="what --vary tries; by default Table 6's 1 to 64 for r and 8 to 256 for s1, and 1 to 32 for s2",
         default_factory=list,
@@ -196,6 +201,7 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.tasks.lra import LRA_TASKS
     from s3bert.training.grid import grid_results, read_report
     from s3bert.training.processes import process_state
+    from s3bert.training.settings import settings_of
 
     task = LRA_TASKS[arguments.task_name]
     length = arguments.image_size**2 if arguments.image_size else arguments.max_seq_length or task.max_length
@@ -234,7 +240,7 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
         logger.info("%s on %s", variant.label, arguments.task_name)
 
         folder = top / file_name(variant.label)
-        how = options | {"noise": variant.noise}
+        how = options | {"noise": variant.noise, "settings": settings_of(arguments)}
         trials = run_variant(arguments.task_name, config, splits, replace(grid, output_dir=str(folder)), **how)
         mixer = {"mixer": variant.mixer, "mixer_settings": variant.settings, "noise": variant.noise}
         results[variant.label] = mixer | grid_results(trials)

@@ -10,36 +10,46 @@ class CorpusArguments(Arguments):
     """Corpus: where the text comes from and how it is cut; the names are those of run_mlm.py."""
 
     dataset_name: str | None = option(
+        free=True,
         help="text: Hub ids, local folders, files or globs, or `synthetic`, joined by ' + ', each NAME[:CONFIG][=WEIGHT]; or a "
         "folder that `s3bert prepare-corpus` made",
         default=None,
     )
     dataset_config_name: str | None = option(
-        help="configuration of the dataset, as NAME:CONFIG in dataset_name", default=None
+        free=True, help="configuration of the dataset, as NAME:CONFIG in dataset_name", default=None
     )
-    train_file: str | None = option(help="file or glob of training text, in place of dataset_name", default=None)
+    train_file: str | None = option(
+        free=True, help="file or glob of training text, in place of dataset_name", default=None
+    )
     validation_file: str | None = option(
-        help="file or glob of held-out text, in place of the source's own", default=None
+        free=True, help="file or glob of held-out text, in place of the source's own", default=None
     )
     validation_split_percentage: int = option(
+        free=True,
         least=0,
         below=100,
         help="share of the training rows held out, from the start, where a source has no validation split",
         default=5,
     )
-    tokenizer_name: str | None = option(help="folder or Hub id of a tokenizer; by default one is trained", default=None)
-    vocab_size: int = option(least=1, help="pieces of the uncased WordPiece tokenizer to train", default=30522)
-    max_seq_length: int = option(least=8, help="tokens of a block, [CLS] and [SEP] included", default=512)
+    tokenizer_name: str | None = option(
+        free=True, help="folder or Hub id of a tokenizer; by default one is trained", default=None
+    )
+    vocab_size: int = option(
+        free=True, least=1, help="pieces of the uncased WordPiece tokenizer to train", default=30522
+    )
+    max_seq_length: int = option(free=True, least=8, help="tokens of a block, [CLS] and [SEP] included", default=512)
     max_train_samples: int | None = option(
-        least=1, help="use only the first so many training rows of each source", default=None
+        free=True, least=1, help="use only the first so many training rows of each source", default=None
     )
     max_eval_samples: int | None = option(
-        least=1, help="use only the first so many held-out rows of each source", default=None
+        free=True, least=1, help="use only the first so many held-out rows of each source", default=None
     )
     preprocessing_num_workers: int | None = option(
-        least=1, help="threads that tokenise; all cores by default", default=None
+        free=True, least=1, help="threads that tokenise; all cores by default", default=None
     )
-    overwrite_cache: bool = option(help="prepare again, in place of a folder made from other inputs", default=False)
+    overwrite_cache: bool = option(
+        free=True, help="prepare again, in place of a folder made from other inputs", default=False
+    )
     streaming: bool = option(
         help="do not store training blocks but tokenise while training, for text larger than the disk; only the tokenizer and "
         "the held-out blocks are prepared",

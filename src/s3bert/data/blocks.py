@@ -4,6 +4,7 @@
 """
 
 import functools
+import hashlib
 import json
 import logging
 import zlib
@@ -212,6 +213,15 @@ class Corpus:
                 "prepare the corpus again"
             )
         return cls(folder, manifest, tokenizer)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a block, a source's weight or the tokenizer does; of a streamed corpus, when its sources do. The folder's
+        place says nothing."""
+        manifest = self.manifest
+        content = [[record["split"], record["weight"], record["sha256"]] for record in manifest["files"]]
+        content += [self.block_size, manifest.get("tokenizer_files"), manifest["streaming"] and manifest["fingerprint"]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def split(self, name: str) -> Blocks:
         """The blocks of `train` or `validation`; ValueError when the corpus has none."""

@@ -15,8 +15,9 @@ Setting = tuple[float, float]  # peak learning rate, share of the steps that war
 class Budget(Arguments):
     """Budget: what the comparison may cost, and where its data is; one of tokens and minutes bounds each model's pretraining."""
 
-    output_dir: str = option(help="folder of the comparison")
+    output_dir: str = option(free=True, help="folder of the comparison")
     models: list[str] = option(
+        free=True,
         help="models, each a name with changes to its configuration after a colon",
         default_factory=lambda: ["bert", "fnet", "ponet", "s3bert"],
     )
@@ -51,18 +52,19 @@ class Budget(Arguments):
         help="GLUE tasks; `all` for those of Table 3 whose data is there, `none` for pretraining alone",
         default_factory=lambda: ["all"],
     )
-    jobs: int = option(least=1, help="jobs side by side; they share the CPU's cores", default=1)
+    jobs: int = option(free=True, least=1, help="jobs side by side; they share the CPU's cores", default=1)
     num_processes: int = option(
         least=1,
         help="processes of each pretraining, by accelerate launch: one for each GPU; 1 for none of it",
         default=1,
     )
     pack: bool = option(
+        free=True,
         help="train nothing, but put the packed corpus and the GLUE rows into output_dir, for a machine without a network: "
         "carry the folder there, and give the same command without --pack",
         default=False,
     )
-    max_pack_megabytes: float = option(above=0, help="what the folder may take for that", default=60.0)
+    max_pack_megabytes: float = option(free=True, above=0, help="what the folder may take for that", default=60.0)
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,6 +1,7 @@
 """Copying words: an encoder around a mixer's causal form, and its trials."""
 
 from dataclasses import replace
+from typing import Any
 
 from accelerate.utils import set_seed
 
@@ -9,8 +10,9 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.modeling_lra import LraForMaskedLM
 from s3bert.tasks.copying import CopyBatches, CopyEvaluation
 from s3bert.training.arguments import GridConfig, TrainingConfig
-from s3bert.training.grid import Setting, config_identity, run_grid, with_test_metrics
+from s3bert.training.grid import Setting, run_grid, with_test_metrics
 from s3bert.training.loop import TrainingResult, train
+from s3bert.training.settings import model_settings
 
 
 def build_config(mixer: str, length: int, num_symbols: int, **sizes: int) -> LraConfig:
@@ -28,9 +30,16 @@ def build_config(mixer: str, length: int, num_symbols: int, **sizes: int) -> Lra
 
 
 def run_mixer(
-    mixer: str, config: LraConfig, length: int, num_symbols: int, num_eval_batches: int, grid: GridConfig
+    mixer: str,
+    config: LraConfig,
+    length: int,
+    num_symbols: int,
+    num_eval_batches: int,
+    grid: GridConfig,
+    settings: dict[str, Any],
 ) -> list[Setting]:
-    """Trains the grid's trials of one mixer; their metrics, `test_...` among them, are of words never seen."""
+    """Trains the grid's trials of one mixer; their metrics, `test_...` among them, are of words never seen. `settings` are the
+    command's."""
 
     def train_trial(trial: TrainingConfig) -> TrainingResult:
         set_seed(trial.seed)
@@ -41,9 +50,7 @@ def run_mixer(
         trial = replace(trial, eval_steps=trial.eval_steps or steps, save_steps=trial.save_steps or steps)
         model = LraForMaskedLM(config)
         test = CopyEvaluation(CopyBatches(*words, 2**32 + trial.seed, 1), num_eval_batches)
-        return with_test_metrics(train(model, batches, trial, unseen), model, test)
+        return with_test_metrics(train(model, batches, trial, unseen, settings=settings), model, test)
 
-    identity = {"task": "copy words of random length", "length": length, "symbols": num_symbols, "mixer": mixer}
-    identity["num_eval_batches"] = num_eval_batches
-    identity["model"] = config_identity(config)
-    return run_grid(grid, identity, train_trial)
+    settings = settings | {"task": "copy words of random length", "mixer": mixer, "model": model_settings(config)}
+    return run_grid(grid, settings, train_trial)

@@ -16,8 +16,9 @@ from s3bert.models.dlinear import DLinearConfig, DLinearModel
 from s3bert.models.modeling_forecast import S3ForecastModel
 from s3bert.tasks.forecasting import ForecastEvaluation, Windows
 from s3bert.training.arguments import GridConfig, TrainingConfig
-from s3bert.training.grid import Setting, config_identity, grid_results, run_grid, with_test_metrics
+from s3bert.training.grid import Setting, grid_results, run_grid, with_test_metrics
 from s3bert.training.loop import TrainingResult, train
+from s3bert.training.settings import model_settings
 
 
 # PatchTST at the size of its authors' program, but for the benchmark's short context.
@@ -47,9 +48,9 @@ def build_forecaster(text: str, variables: int, context_length: int, prediction_
 
 
 def run_model(
-    text: str, splits: dict[str, Windows], grid: GridConfig, data: dict[str, Any]
+    text: str, splits: dict[str, Windows], grid: GridConfig, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], Path]:
-    """Trains the grid's trials of a forecaster; what they gave, and the best one's folder. `data` says what the windows are of."""
+    """Trains the grid's trials of a forecaster; what they gave, and the best one's folder; `settings` say what the windows are of."""
     variables = splits["train"].values.shape[1]
     context_length, prediction_length = splits["train"].context_length, splits["train"].prediction_length
     config = build_forecaster(text, variables, context_length, prediction_length).config
@@ -60,15 +61,14 @@ def run_model(
         batches = ShuffledBatches(splits["train"], trial.sequences_per_step, trial.seed)
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
         size = trial.per_device_eval_batch_size
-        result = train(model, batches, trial, ForecastEvaluation(splits["validation"], size))
+        result = train(model, batches, trial, ForecastEvaluation(splits["validation"], size), settings=settings)
         test = ForecastEvaluation(splits["test"], size, dropped_batch=trial.sequences_per_step)
         return with_test_metrics(result, model, test)
 
-    fields = config_identity(config)
-    identity = {"task": "forecasting", "model": fields} | data
-    identity["windows"] = {split: len(windows) for split, windows in splits.items()}
-    settings: list[Setting] = run_grid(grid, identity, train_trial)
-    return grid_results(settings), Path(grid.output_dir) / "trials" / settings[0].best_trial.name
+    windows = {split: len(windows) for split, windows in splits.items()}
+    settings = settings | {"task": "forecasting", "model": model_settings(config), "windows": windows}
+    ranked: list[Setting] = run_grid(grid, settings, train_trial)
+    return grid_results(ranked), Path(grid.output_dir) / "trials" / ranked[0].best_trial.name
 
 
 def drawn_window(windows: Windows) -> np.ndarray:

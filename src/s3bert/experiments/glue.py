@@ -14,12 +14,13 @@ import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.data.shuffled import ShuffledBatches
 from s3bert.files import as_markdown, write_text
 from s3bert.reports.model_card import Metric, write_model_card
-from s3bert.tasks.glue import GLUE_TASKS, glue_dataset, shortfall
+from s3bert.tasks.glue import GLUE_TASKS, glue_dataset, rows_crc32, shortfall
 from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
 from s3bert.training.arguments import GridConfig, TrainingConfig
 from s3bert.training.finetuning import StartingPoint
 from s3bert.training.grid import Setting, grid_results, publish_model, run_grid, settings_table
 from s3bert.training.loop import TrainingResult, train
+from s3bert.training.settings import changes_in_words
 
 
 logger = logging.getLogger(__name__)
@@ -30,14 +31,14 @@ def finetune(
     splits: dict[str, Dataset],
     start: StartingPoint,
     grid: GridConfig,
-    dataset_name: str,
+    settings: dict[str, Any],
     pad_to_max_length: bool = False,
     group_by_length: bool = True,
 ) -> list[Setting]:
     """Trains the grid's trials on one task; returns its settings, the best first.
 
     Args:
-        splits: the rows to use. dataset_name: where they come from, which is part of a trial's identity.
+        splits: the rows to use. settings: of the command, as `training/settings.py` says.
         pad_to_max_length: pad every batch to the starting point's length. group_by_length: batches of similar lengths.
     """
     if start.needs_fixed_length and not pad_to_max_length:
@@ -60,20 +61,18 @@ def finetune(
         held_out = {split: encoded(split) for split in splits if split != "train"}
         evaluation = GlueEvaluation(name, held_out, trial.per_device_eval_batch_size, Path(trial.output_dir))
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
-        return train(model, batches, trial, evaluation, start.tokenizer)
+        return train(model, batches, trial, evaluation, start.tokenizer, settings=settings)
 
-    rows = {split: len(part) for split, part in splits.items()}
-    identity = {
+    settings = settings | {
         "task": name,
-        "dataset": dataset_name,
-        "rows": rows,
-        "started_from": str(start),
-        "weights": start.identity,
+        "rows": {split: len(part) for split, part in splits.items()},
+        "crc32": {split: rows_crc32(part) for split, part in splits.items()},
+        "weights": start.weights,
         "max_seq_length": start.max_seq_length,
         "pad_to_max_length": pad_to_max_length,
         "group_by_length": group_by_length,
     }
-    return run_grid(grid, identity, train_trial)
+    return run_grid(grid, settings, train_trial)
 
 
 def publish(
@@ -122,6 +121,7 @@ def publish(
         "learning rate": f"{trial.learning_rate:g}",
         "batch, epochs, seed": f"{trial.batch_size}, {trial.num_train_epochs:g}, {trial.seed}",
         "training rows": f"{rows['train']:,}",
+        **changes_in_words(trial.changes),
     }
     local = Path(start.name).exists()
     about = f"{as_markdown(Path(start.name).name)} finetuned on {name}; setting and seed were chosen on {scored}."

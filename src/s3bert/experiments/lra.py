@@ -14,9 +14,10 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.tasks.lra import LRA_TASKS, Examples, LraEvaluation, MaskedLraBatches
 from s3bert.training.arguments import GridConfig, TrainingConfig
-from s3bert.training.grid import Setting, config_identity, run_grid, with_test_metrics
+from s3bert.training.grid import Setting, run_grid, with_test_metrics
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.processes import process_state
+from s3bert.training.settings import model_settings
 
 
 def build_config(
@@ -46,7 +47,9 @@ def build_config(
     )
 
 
-def self_pretrained(config: LraConfig, examples: Examples, epochs: float, trial: TrainingConfig) -> Path:
+def self_pretrained(
+    config: LraConfig, examples: Examples, epochs: float, trial: TrainingConfig, settings: dict[str, Any]
+) -> Path:
     """The folder, in the trial's own, of a model that has predicted masked tokens of a task's training inputs; a cut-off one goes on.
 
     The vocabulary's last id stands for masked tokens.
@@ -64,7 +67,7 @@ def self_pretrained(config: LraConfig, examples: Examples, epochs: float, trial:
     # The task's own warm-up may be longer than all this.
     steps = trial.total_steps(len(batches))
     warmup = min(trial.warmup_steps(steps), steps // 10)
-    train(LraForMaskedLM(config), batches, replace(trial, num_warmup_steps=warmup))
+    train(LraForMaskedLM(config), batches, replace(trial, num_warmup_steps=warmup), settings=settings)
     return folder
 
 
@@ -73,6 +76,7 @@ def run_variant(
     config: LraConfig,
     splits: dict[str, Examples],
     grid: GridConfig,
+    settings: dict[str, Any],
     noise: float = 0.0,
     zero_is_padding: bool = True,
     group_by_length: bool = False,
@@ -84,6 +88,7 @@ def run_variant(
 
     Args:
         splits: the task's examples; `noise` is added to their grey values, and their ids are shifted unless `zero_is_padding`.
+        settings: of the command, as `training/settings.py` says.
         pretrain_epochs: of masked-token prediction on the training inputs before each trial.
         measure_incoherence: of the trained model's tokens, over the validation split. instability_steps: first steps of each trial whose
             instability is measured. Both give further metrics.
@@ -101,7 +106,7 @@ def run_variant(
     def train_trial(trial: TrainingConfig) -> TrainingResult:
         set_seed(trial.seed)
         if pretrain_epochs:
-            start = self_pretrained(config, splits["train"], pretrain_epochs, trial)
+            start = self_pretrained(config, splits["train"], pretrain_epochs, trial, settings)
             set_seed(trial.seed)  # of the new classifier
             model = LraForSequenceClassification.from_pretrained(start, config=config)
         else:
@@ -110,7 +115,8 @@ def run_variant(
         size = trial.per_device_eval_batch_size
         validation = LraEvaluation(at_hand["validation"], size)
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
-        result = train(model, batches, trial, validation, around_step=Instability(instability_steps))
+        around_step = Instability(instability_steps)
+        result = train(model, batches, trial, validation, around_step=around_step, settings=settings)
         result = with_test_metrics(result, model, LraEvaluation(at_hand["test"], size))
         probes = {}
         if scores := [record["instability"] for record in result.history if "instability" in record]:
@@ -122,8 +128,8 @@ def run_variant(
         return replace(result, metrics=result.metrics | probes)
 
     rows = {name: len(examples) for name, examples in splits.items()}
-    identity = {"task": task, "rows": rows, "noise": noise, "model": config_identity(config)}
-    identity |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": zero_is_padding}
-    identity["group_by_length"] = group_by_length
-    identity |= {"crc32": checksums, "incoherence": measure_incoherence, "instability": instability_steps}
-    return run_grid(grid, identity, train_trial)
+    settings = settings | {"task": task, "rows": rows, "crc32": checksums, "noise": noise}
+    settings |= {"self_pretrain_epochs": pretrain_epochs, "zero_is_padding": zero_is_padding}
+    settings |= {"group_by_length": group_by_length, "model": model_settings(config)}
+    settings |= {"incoherence": measure_incoherence, "instability_steps": instability_steps}
+    return run_grid(grid, settings, train_trial)

@@ -1,9 +1,8 @@
 """A forecaster of somebody's own series: trained on it, or loaded and checked against it."""
 
-import json
 import logging
 import zlib
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from accelerate.utils import set_seed
 
 from s3bert.data.shuffled import ShuffledBatches
-from s3bert.files import reading, write_text
+from s3bert.files import reading
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.modeling_forecast import S3ForecastModel
 from s3bert.tasks.forecasting import ForecastEvaluation, Windows, naive_errors, scaling, standardise
@@ -24,22 +23,6 @@ logger = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2  # of the rows
 _BATCH = 32
-
-
-def _claim(folder: Path, settings: dict[str, Any], series: Series) -> None:
-    """Marks the folder as this training's own: the same goes on where it was cut off, another must not take its weights.
-
-    Raises:
-        ValueError: it is another training's.
-    """
-    content = settings | {"names": series.names, "dates": [str(series.dates.iloc[0]), str(series.dates.iloc[-1])]}
-    content["checksum"] = zlib.crc32(series.values.tobytes())
-    file, text = folder / "training.json", json.dumps(content, indent=1) + "\n"
-    if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise ValueError(
-            f"output_dir = {folder}: a model of another series or other settings lies there; choose another folder."
-        )
-    write_text(file, text)
 
 
 def _check_known(series: Series, rows: slice, purpose: str) -> None:
@@ -82,26 +65,20 @@ def train_forecaster(
     num_train_epochs: float = 10.0,
     learning_rate: float = 1e-3,
     seed: int = 0,
+    allow_changed: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[S3ForecastModel, dict[str, float]]:
     """A forecaster of the series, and its errors on the rows held out, beside those of repeating the last value.
 
     Args:
         step: between two rows, as pandas writes it. prediction_length: steps ahead, 24 by default. context_length: steps that
-            are read, twice as many by default.
+            are read, twice as many by default. allow_changed: as in TrainingConfig.
+        settings: of the command, as `training/settings.py` says.
 
     Raises:
         ValueError: the series is too short, or a variable has no values where they are needed; a setting cannot be; the output
-            folder is another training's.
+            folder holds a training with other settings, or of another series.
     """
-    settings = {
-        "prediction_length": prediction_length,
-        "context_length": context_length,
-        "hidden_size": hidden_size,
-        "num_hidden_layers": num_hidden_layers,
-        "num_train_epochs": num_train_epochs,
-        "learning_rate": learning_rate,
-        "seed": seed,
-    }
     horizon = prediction_length or 24
     context = context_length or 2 * horizon
     total = len(series.values)
@@ -145,10 +122,11 @@ def train_forecaster(
         early_stopping_patience=3,
         load_best_model_at_end=True,
         resume_from_checkpoint="latest",
+        allow_changed=list(allow_changed),
         report_to="none",
     )
-    _claim(Path(output_dir), settings, series)  # not before the settings have proved possible
-    result = train(model, batches, training, ForecastEvaluation(validation, 256))
+    settings = {**(settings or {}), "checksum": zlib.crc32(series.values.tobytes())}
+    result = train(model, batches, training, ForecastEvaluation(validation, 256), settings=settings)
     return model, result.metrics | {f"last_value_{name}": value for name, value in naive_errors(validation, 1).items()}
 
 

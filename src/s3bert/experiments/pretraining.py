@@ -29,6 +29,7 @@ from s3bert.tasks.mlm import ShortSequences
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.finetuning import check_finite
 from s3bert.training.loop import TrainingResult
+from s3bert.training.settings import changes_in_words
 
 
 logger = logging.getLogger(__name__)
@@ -183,6 +184,7 @@ def publish(
         "parameters": parameters,
         "train_flops_per_token": round(flops),
         "machine": machine(device),
+        "changes": result.changes,
     }
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
@@ -200,6 +202,7 @@ def publish(
         "peak learning rate": training.learning_rate,
         "seed": training.seed,
         "unigram entropy of the held-out tokens": f"{unigram:.4f} nats",
+        **changes_in_words(result.changes),
         **results["machine"],
     }
     summary = (

@@ -17,6 +17,7 @@ from s3bert.training.arguments import DIVERGED
 from s3bert.training.job_progress import JobProgress
 from s3bert.training.jobs import Job, run_jobs
 from s3bert.training.log import read_log
+from s3bert.training.settings import differences, in_words, settings_of
 
 from .budget import Budget, Setting
 
@@ -45,16 +46,16 @@ class Comparison:
         """
         file = self.folder / "arguments.yaml"
         if file.exists():
-            before, now = read_entries(file), vars(self.budget)
-            free = {"output_dir", "jobs", "models", "pack", "max_pack_megabytes"}  # what may change between two starts
-            if before.get("task_name") == ["none"]:
-                free.add("task_name")  # nothing was finetuned yet
-            for name in now.keys() - free:
-                if before.get(name) != now[name]:
-                    raise ValueError(
-                        f"{self.folder} holds a comparison with {name} = {before.get(name)}, now it is {now[name]}: give the "
-                        "same budget to go on with it, or another --output_dir."
-                    )
+            now = settings_of(self.budget)
+            # The file leaves out what is None.
+            before = dict.fromkeys(now) | read_entries(file)
+            if before["task_name"] == ["none"]:
+                now.pop("task_name")  # nothing was finetuned yet
+            if changed := differences(self.folder, before, now):
+                raise ValueError(
+                    f"{self.folder} holds a comparison with another budget than this call's, {in_words(changed)}: give the same to "
+                    "go on with it, or another --output_dir."
+                )
         for name, recipe in self.budget.files().items():
             copy, text = self.folder / "configs" / name, recipe.read_text(encoding="utf-8")
             if copy.exists() and copy.read_text(encoding="utf-8") != text:

@@ -24,7 +24,7 @@ def _processes() -> int:
 class TrainingConfig(Arguments):
     """Training: how, and how long; the names are those of Transformers' Trainer and its scripts without one."""
 
-    output_dir: str = option(help="folder of the run: log, checkpoints, and in the end the finished model")
+    output_dir: str = option(free=True, help="folder of the run: log, checkpoints, and in the end the finished model")
     seed: int = option(
         least=0, below=2**32, help="seed of initial weights, data order, masking and dropout", default=42
     )
@@ -33,12 +33,17 @@ class TrainingConfig(Arguments):
         "in rounding; slower, and an operation that has no such algorithm is an error",
         default=False,
     )
-    per_device_train_batch_size: int = option(least=1, help="sequences of a micro-batch on one process", default=8)
-    per_device_eval_batch_size: int = option(least=1, help="sequences of an evaluation batch on one process", default=8)
+    per_device_train_batch_size: int = option(
+        free=True, least=1, help="sequences of a micro-batch on one process", default=8
+    )
+    per_device_eval_batch_size: int = option(
+        free=True, least=1, help="sequences of an evaluation batch on one process", default=8
+    )
     gradient_accumulation_steps: int | None = option(
-        least=1, help="micro-batches of an optimiser step on one process; 1 by default", default=None
+        free=True, least=1, help="micro-batches of an optimiser step on one process; 1 by default", default=None
     )
     global_batch_size: int | None = option(
+        free=True,
         least=1,
         help="sequences of an optimiser step on any number of processes: gradient_accumulation_steps follows from it",
         default=None,
@@ -66,29 +71,45 @@ class TrainingConfig(Arguments):
         default=None,
     )
     max_train_steps: int | None = option(
-        least=1, help="optimiser steps in all; overrides num_train_epochs", default=None
+        free=True, least=1, help="optimiser steps in all; overrides num_train_epochs", default=None
     )
-    num_train_epochs: float = option(above=0, help="passes over the training data", default=3.0)
-    logging_steps: int = option(least=1, help="optimiser steps between two log records", default=10)
+    num_train_epochs: float = option(free=True, above=0, help="passes over the training data", default=3.0)
+    logging_steps: int = option(free=True, least=1, help="optimiser steps between two log records", default=10)
     eval_steps: int | None = option(
-        least=1, help="optimiser steps between evaluations; once an epoch by default", default=None
+        free=True, least=1, help="optimiser steps between evaluations; once an epoch by default", default=None
     )
     save_steps: int | None = option(
-        least=1, help="optimiser steps between checkpoints, beside those of save_minutes and at the end", default=None
+        free=True,
+        least=1,
+        help="optimiser steps between checkpoints, beside those of save_minutes and at the end",
+        default=None,
     )
     save_minutes: float = option(
-        least=0, help="minutes after which there is a new checkpoint in any case; 0 for none by the clock", default=10.0
+        free=True,
+        least=0,
+        help="minutes after which there is a new checkpoint in any case; 0 for none by the clock",
+        default=10.0,
     )
-    save_total_limit: int = option(least=0, help="checkpoints kept; 0 keeps all", default=2)
-    resume_from_checkpoint: str | None = option(help="a checkpoint folder, or `latest` of output_dir", default=None)
+    save_total_limit: int = option(free=True, least=0, help="checkpoints kept; 0 keeps all", default=2)
+    resume_from_checkpoint: str | None = option(
+        free=True, help="a checkpoint folder, or `latest` of output_dir", default=None
+    )
+    allow_changed: list[str] = option(
+        free=True,
+        help="settings that a run which goes on may have otherwise than its checkpoint, by name: learning_rate weight_decay ...; "
+        "more steps need no permission",
+        default_factory=list,
+    )
     mixed_precision: str | None = option(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
     torch_compile: bool = option(help="compile the model (the first steps then take long)", default=False)
     activation_checkpointing: bool = option(help="recompute activations in backward to save memory", default=False)
     dataloader_num_workers: int = option(
-        least=0, help="processes that prepare batches ahead; 0 for a thread", default=0
+        free=True, least=0, help="processes that prepare batches ahead; 0 for a thread", default=0
     )
-    ddp_find_unused_parameters: bool = option(help="for models with parameters a loss does not reach", default=False)
-    report_to: str = option(help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
+    ddp_find_unused_parameters: bool = option(
+        free=True, help="for models with parameters a loss does not reach", default=False
+    )
+    report_to: str = option(free=True, help="tracker: tensorboard, wandb, ... or none", default="tensorboard")
     early_stopping_patience: int = option(
         least=0, help="evaluations without a better result before stopping; 0 never", default=0
     )
@@ -169,22 +190,25 @@ class GridConfig(TrainingConfig):
 
     learning_rate: list[float] = option(above=0, help="AdamW's peak learning rates", default_factory=lambda: [5e-5])
     per_device_train_batch_size: list[int] = option(
-        least=1, help="sequences of a micro-batch on one process; several for a grid", default_factory=lambda: [32]
+        free=True,
+        least=1,
+        help="sequences of a micro-batch on one process; several for a grid",
+        default_factory=lambda: [32],
     )
     num_train_epochs: list[float] = option(
-        above=0, help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
+        free=True, above=0, help="passes over the training data; several for a grid", default_factory=lambda: [3.0]
     )
     seed: list[int] = option(
         least=0, below=2**32, help="seeds of new weights, data order and dropout", default_factory=lambda: [42]
     )
     save_steps: int | None = option(
-        least=1, help="optimiser steps between checkpoints; once an epoch by default", default=None
+        free=True, least=1, help="optimiser steps between checkpoints; once an epoch by default", default=None
     )
     resume_from_checkpoint: str | None = option(
-        help="`latest`: a trial that was cut off always goes on by itself", default="latest"
+        free=True, help="`latest`: a trial that was cut off always goes on by itself", default="latest"
     )
-    logging_steps: int = option(least=1, help="optimiser steps between two log records", default=50)
-    report_to: str = option(help="tracker of each trial: tensorboard, wandb, ... or none", default="none")
+    logging_steps: int = option(free=True, least=1, help="optimiser steps between two log records", default=50)
+    report_to: str = option(free=True, help="tracker of each trial: tensorboard, wandb, ... or none", default="none")
 
     def __post_init__(self):
         Arguments.__post_init__(self)

@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers import logging as logging_of_transformers
@@ -80,7 +81,7 @@ class StartingPoint:
         self.model_type = config.model_type
         self.needs_fixed_length = config.model_type in _WITHOUT_MASK
         self._reported = False  # which weights were found and which are new: once is enough
-        self.identity = _digest(Path(name)) or str(getattr(config, "_commit_hash", None))
+        self.weights = weights_digest(name, config)
 
     def __str__(self) -> str:
         return self.name + (" (itself finetuned)" if self.from_finetuned else "")
@@ -148,11 +149,11 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
             )
 
 
-def _digest(folder: Path) -> str:
-    """Of the weights in a local folder; '' when there are none."""
+def weights_digest(name: str, config: PreTrainedConfig) -> str:
+    """Changes with the weights of a checkpoint: of the files in a local folder; else its revision on the Hub, or its name."""
     total = hashlib.sha256()
-    files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin")))
+    files = sorted((*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")))
     for file in files:
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())
-    return total.hexdigest() if files else ""
+    return total.hexdigest() if files else getattr(config, "_commit_hash", None) or name

@@ -1,8 +1,8 @@
 """A grid of settings: learning rates x batch sizes x epochs, each with several seeds, every one a trial trained once.
 
-A trial is a folder `trials/<name>/` under the grid's output folder, named by its setting and seed. Its `trial.json` says what
-it was started with and `results.json`, written last, what came out; so a finished trial is never trained again, and one that
-was cut off goes on from its last checkpoint. More values asked for later are just more trials. A setting is judged by its
+A trial is a folder `trials/<name>/` under the grid's output folder, named by its setting and seed. Once it has come to its end,
+`trial.json` has its settings and `results.json`, written last, what came out; so a finished trial is never trained again, and one
+that was cut off goes on from its last checkpoint. More values asked for later are just more trials. A setting is judged by its
 mean over seeds; of each setting the best seed's weights are kept.
 """
 
@@ -11,14 +11,13 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
-from transformers import PreTrainedConfig
 
 from s3bert.files import reading, table, write_text
 
@@ -26,27 +25,11 @@ from .arguments import GridConfig, TrainingConfig
 from .checkpoints import publish
 from .loop import TrainingResult
 from .processes import process_state
+from .settings import differences, in_words, training_settings
 
 
 logger = logging.getLogger(__name__)
 
-# What may change between two starts of a trial without changing what it learns. The batch size is in the trial's name.
-_FREE = {
-    "output_dir",
-    "resume_from_checkpoint",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "save_total_limit",
-    "report_to",
-    "dataloader_num_workers",
-    "deterministic",
-    "per_device_eval_batch_size",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "global_batch_size",
-    "ddp_find_unused_parameters",
-}
 # Written into a trial's folder beside the model's files.
 _TRIAL, _RESULTS = "trial.json", "results.json"
 
@@ -70,6 +53,7 @@ class Trial:
     train_loss: float | None
     train_runtime: float | None
     failure: str | None = None
+    changes: list[dict[str, Any]] = field(default_factory=list)  # as in TrainingResult
 
 
 @dataclass
@@ -94,25 +78,26 @@ def _rank(scored: Trial | Setting) -> float:
 
 
 def run_grid(
-    config: GridConfig, identity: Mapping[str, Any], train_trial: Callable[[TrainingConfig], TrainingResult]
+    config: GridConfig, settings: Mapping[str, Any], train_trial: Callable[[TrainingConfig], TrainingResult]
 ) -> list[Setting]:
     """Trains the trials that are not finished; returns all settings of the grid, the best mean first.
 
     Args:
-        identity: what else decides a trial's outcome (checkpoint, data, ...), JSON values.
+        settings: what else decides a trial's numbers (data, the start's weights, ...), as `settings.py` says.
         train_trial: trains one configuration with resumption, and reports a metric called `score`, higher being better.
 
     Raises:
-        ValueError: a trial in the folder was made otherwise; no setting is without a failed seed.
+        ValueError: a trial has come to its end with other settings, or cannot go on with them; no setting is without a failed seed.
     """
     trials = config.trials()
     results = []
     for number, (name, trial_config) in enumerate(trials.items(), 1):
         folder = Path(trial_config.output_dir)
-        made_with = _made_with(trial_config, identity)
+        made_with = {**settings, **training_settings(trial_config)}
         process_state().wait_for_everyone()  # so that all processes see the same files
-        _check_same(folder, made_with)
         finished = (folder / _RESULTS).exists()
+        if finished:
+            _check_same(folder, made_with)
         if process_state().is_main_process:
             logger.info("Trial %d of %d, %s%s", number, len(trials), name, ": finished before." if finished else ".")
         if finished:
@@ -120,23 +105,22 @@ def run_grid(
                 trial = Trial(**json.loads((folder / _RESULTS).read_text()))
         else:
             process_state().wait_for_everyone()
-            if process_state().is_main_process:
-                write_text(folder / _TRIAL, json.dumps(made_with, indent=1) + "\n")
             trial = _train(name, trial_config, train_trial)
             if process_state().is_main_process:
+                write_text(folder / _TRIAL, json.dumps(made_with, indent=1) + "\n")
                 write_text(folder / _RESULTS, json.dumps(asdict(trial), indent=1) + "\n")
         results.append(trial)
         if process_state().is_main_process:
             _drop_what_is_not_needed(Path(config.output_dir) / "trials", results)
     process_state().wait_for_everyone()
-    settings = sorted(_settings(results), key=_rank, reverse=True)
-    if settings[0].mean is None:
+    ranked = sorted(_settings(results), key=_rank, reverse=True)
+    if ranked[0].mean is None:
         failed = next(trial for trial in results if trial.failure)
         raise ValueError(
             f"Every setting of the grid failed with at least one seed, {failed.name} so: {failed.failure} Try a lower "
             f"--learning_rate; all trials are in {Path(config.output_dir) / 'trials'}."
         )
-    return settings
+    return ranked
 
 
 def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingConfig], TrainingResult]) -> Trial:
@@ -164,32 +148,18 @@ def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingCon
     trial.score, trial.metrics, trial.steps = result.metrics["score"], result.metrics, result.step
     trial.history = [record for record in result.history if "eval_score" in record]
     trial.epoch, trial.train_loss, trial.train_runtime = result.epoch, result.train_loss, round(result.seconds, 2)
+    trial.changes = result.changes
     return trial
 
 
-def _made_with(config: TrainingConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
-    # Evaluations do not change what is learnt, but they may decide where it stops and which weights are kept.
-    decisive = {"eval_steps"} if config.load_best_model_at_end or config.early_stopping_patience else set()
-    arguments = {name: value for name, value in asdict(config).items() if name not in _FREE - decisive}
-    return json.loads(json.dumps({**identity, "batch_size": config.sequences_per_step, **arguments}))
-
-
-def _check_same(folder: Path, made_with: dict[str, Any]) -> None:
-    if not (folder / _TRIAL).exists():
-        return
+def _check_same(folder: Path, made_with: Mapping[str, Any]) -> None:
     with reading(str(folder / _TRIAL)):
         before = dict(json.loads((folder / _TRIAL).read_text()))
-    for name in sorted(before.keys() | made_with.keys()):
-        if before.get(name) != made_with.get(name):
-            raise ValueError(
-                f"{folder} was made with {name} = {before.get(name)}, now it is {made_with.get(name)}. Use another "
-                "--output_dir, or remove that folder to train the trial again."
-            )
-
-
-def config_identity(config: PreTrainedConfig) -> dict[str, Any]:
-    """A model's configuration as a part of a trial's identity: what differs from the defaults, whatever Transformers' version."""
-    return {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
+    if changed := differences(folder, before, made_with):
+        raise ValueError(
+            f"{folder} was finished with other settings than this call's, {in_words(changed)}. Give the same, another --output_dir, "
+            "or remove that folder to train the trial again."
+        )
 
 
 def _settings(trials: list[Trial]) -> list[Setting]:

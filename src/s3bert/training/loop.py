@@ -10,8 +10,9 @@ import contextlib
 import logging
 import os
 import signal
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,15 +25,10 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedTy
 from accelerate.utils import send_to_device
 from safetensors.torch import load_model
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
-from transformers.trainer_pt_utils import get_parameter_names
 
 from .arguments import TrainingConfig
 from .checkpoints import (
@@ -49,15 +45,13 @@ from .flops import peak_flops, training_flops
 from .log import RunLog
 from .memory import keep_freed_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
+from .optimizer import adamw, take_up
 from .processes import locked_for_run, process_state
+from .settings import Changes, agreed_changes, in_words, model_settings, training_settings
 from .signals import StopRequest
 
 
 logger = logging.getLogger(__name__)
-
-# What the Trainer exempts from weight decay: biases and every norm, the smoother's and skeleton attention's included.
-_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-
 
 # Called with a step's number, the model and the step's micro-batches, a context around the step; the numbers it gives are logged.
 AroundStep = Callable[[int, nn.Module, list[dict[str, torch.Tensor]]], AbstractContextManager[dict[str, float]]]
@@ -65,7 +59,8 @@ AroundStep = Callable[[int, nn.Module, list[dict[str, torch.Tensor]]], AbstractC
 
 @dataclass
 class TrainingResult:
-    """How a run ended: its last step and what came before it, the metrics of its last and best evaluation, and every log record."""
+    """How a run ended: its last step and what came before it, the metrics of its last and best evaluation, every log record, and
+    which settings were changed after which step."""
 
     step: int
     epoch: float
@@ -75,6 +70,7 @@ class TrainingResult:
     train_loss: float
     seconds: float
     history: list[dict[str, Any]]
+    changes: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -102,6 +98,7 @@ def train(
     evaluate: Callable[[nn.Module, Accelerator], dict[str, float]] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     around_step: AroundStep = lambda *_: contextlib.nullcontext({}),
+    settings: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
     """Trains `model` in place, logs, evaluates, saves checkpoints, and leaves the finished model in `output_dir`.
 
@@ -114,17 +111,18 @@ def train(
         tokenizer: saved beside the model.
         around_step: measures steps; what it finds becomes a log record of the step, and its time counts as training's. It leaves the
             model as the step left it. Whatever it draws from torch's default generator, no later step notices.
+        settings: what decides the run's numbers beside `config` and the model's configuration, as `settings.py` says.
 
     Raises:
-        ValueError: another process writes into the output folder; it holds checkpoints and no resume was asked for; a checkpoint
-            does not fit the run; the one to end with is damaged.
+        ValueError: another process writes into the output folder; it holds checkpoints and no resume was asked for; the settings
+            are not a checkpoint's, and the change is not allowed or cannot be; the checkpoint to end with is damaged.
         SystemExit: a signal asked the run to stop; a checkpoint of the last step is there. The status is 128 and the signal's number.
         FloatingPointError: the loss or the gradient is no longer finite; the last checkpoint is from before that.
         OSError: a checkpoint could not be written; the earlier ones are whole.
     """
     deterministic = deterministic_algorithms() if config.deterministic else contextlib.nullcontext()
     with locked_for_run(Path(config.output_dir)), deterministic:
-        run = _Run(model, batches, config, evaluate, tokenizer, around_step)
+        run = _Run(model, batches, config, evaluate, tokenizer, around_step, settings or {})
         with run.stop_request:
             return run.train()
 
@@ -149,7 +147,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 class _Run:
-    def __init__(self, model, batches, config, evaluate, tokenizer, around_step):
+    def __init__(self, model, batches, config, evaluate, tokenizer, around_step, settings):
         self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
         self.around_step = around_step
         self.output_dir = Path(config.output_dir)
@@ -170,8 +168,9 @@ class _Run:
         self.stop_request = StopRequest(speaks=self.main)
         self.total_steps = config.total_steps(len(batches))
         schedule_steps = config.schedule_steps(self.total_steps)
-        self.identity = {"seed": config.seed, "global_batch_size": config.sequences_per_step}
-        self.progress = _Progress()
+        self.settings = {**settings, **training_settings(config), "model": model_settings(model.config)}
+        self.settings |= {"max_train_steps": self.total_steps, "mixed_precision": self.accelerator.mixed_precision}
+        self.progress, self.changes = _Progress(), []
         self.checkpoint = self._checkpoint_to_resume()
         states = self._load(model, self.checkpoint) if self.checkpoint else None
 
@@ -181,7 +180,7 @@ class _Run:
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         if config.torch_compile:
             model.compile()
-        optimizer = self._optimizer(model)
+        optimizer = adamw(model, config, fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"))
         self.plain_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.scheduler = get_scheduler(
@@ -192,9 +191,10 @@ class _Run:
         )
         if states is not None:
             optimizer_state, scheduler_state, scaler_state = states
-            options = StateDictOptions(full_state_dict=True)
-            set_optimizer_state_dict(self.model, self.optimizer.optimizer, optimizer_state, options=options)
-            self.scheduler.load_state_dict(scheduler_state)
+            take_up(self.model, self.optimizer.optimizer, self.scheduler, optimizer_state, scheduler_state)
+            (rate, *_), (before, *_) = self.scheduler.get_last_lr(), scheduler_state["_last_lr"]
+            if rate != before:
+                logger.warning("Step %d has a learning rate of %g, not %g.", self.progress.step + 1, rate, before)
             if scaler_state and self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(scaler_state)
         self.log = RunLog(self.output_dir / "log.jsonl", self.progress.step, enabled=self.main)
@@ -278,7 +278,8 @@ class _Run:
             if problem := validate_checkpoint(self.checkpoint):
                 raise ValueError(
                     f"The run has come to its end, but {self.checkpoint}, its best evaluation's, is damaged ({problem}). Take "
-                    "the last one, with --resume_from_checkpoint latest --load_best_model_at_end false, or train again."
+                    "the last one, with --resume_from_checkpoint latest --load_best_model_at_end false --allow_changed "
+                    "load_best_model_at_end, or train again."
                 )
             load_model(self.plain_model, self.checkpoint / "model.safetensors")
             progress.metrics = progress.best_metrics
@@ -294,6 +295,7 @@ class _Run:
             train_loss=progress.loss_sum / max(1, progress.step),
             seconds=progress.seconds,
             history=self.log.records,
+            changes=self.changes,
         )
 
     def _step(self, parts: list[tuple[dict[str, torch.Tensor], float]]) -> None:
@@ -412,24 +414,6 @@ class _Run:
         values = {name: value for name, value in record.items() if name != "step"}
         self.accelerator.log(values, step=record["step"])
 
-    def _optimizer(self, model: nn.Module) -> torch.optim.AdamW:
-        config = self.config
-        decayed = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY))
-        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                groups[name in decayed].append(parameter)
-        return torch.optim.AdamW(
-            [
-                {"params": groups[True], "weight_decay": config.weight_decay},
-                {"params": groups[False], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_epsilon,
-            fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"),
-        )
-
     def _flops_per_token(self, model: nn.Module) -> tuple[float, float]:
         """FLOPs of training on a token, and the peak of all processes' devices together.
 
@@ -463,16 +447,36 @@ class _Run:
     def _load(self, model: nn.Module, checkpoint: Path) -> tuple[dict, dict, dict]:
         """Fills the model and the progress; returns the states of optimiser, schedule and loss scaler."""
         optimizer_state, state = load_training_state(checkpoint)
-        for name, value in self.identity.items():
-            if state["identity"][name] != value:
-                raise ValueError(
-                    f"{checkpoint} was trained with {name} = {state['identity'][name]}, this run has {value}: its data "
-                    "would not go on where it stopped. Use the same, or start afresh in another --output_dir."
-                )
-        load_model(model, checkpoint / "model.safetensors")
-        self.progress = _Progress(**state["progress"])
+        self.progress, misfit = _Progress(**state["progress"]), None
+        try:
+            load_model(model, checkpoint / "model.safetensors")
+        except RuntimeError as error:  # torch's, of a head and a line for each tensor
+            misfit = textwrap.shorten(str(error).splitlines()[1], 240, placeholder=" ...").rstrip(".")
+        before = state.get("settings") or state["identity"]  # of an earlier version, which recorded two of them
+        allowed = self.config.allow_changed
+        changed = agreed_changes(checkpoint, self.progress.step, before, self.settings, allowed, misfit)
+        self.changes = state.get("changes", [])
+        if changed:
+            self._change(changed, checkpoint)
         logger.info("Resuming from %s: step %d of %d.", checkpoint, self.progress.step, self.total_steps)
         return optimizer_state, state["scheduler"], state["scaler"]
+
+    def _change(self, changed: Changes, checkpoint: Path) -> None:
+        """Goes on with other settings, from this step on."""
+        progress, ends_with_best = self.progress, changed.get("load_best_model_at_end")
+        if {"metric_for_best_model", "greater_is_better"} & changed.keys() or ends_with_best == [False, True]:
+            # Earlier evaluations were judged otherwise, or their weights not kept: the best is one of those to come.
+            progress.best_metrics, progress.best_step, progress.evaluations_since_best = {}, 0, 0
+        late = changed.keys() - {"max_train_steps"}
+        if ends_with_best == [True, False]:  # what decides only which weights are taken at the end
+            late.remove("load_best_model_at_end")
+        if late and (progress.step == self.total_steps or self._out_of_patience()):
+            raise ValueError(
+                f"{checkpoint} is the end of its run: there is no step left to take with another {', '.join(sorted(late))}. Give "
+                "more --max_train_steps, or start afresh in another --output_dir."
+            )
+        logger.warning("From step %d on, other than before: %s.", progress.step + 1, in_words(changed))
+        self.changes = [*self.changes, {"step": progress.step, "settings": changed}]
 
     def _save_checkpoint(self) -> None:
         accelerator, progress = self.accelerator, self.progress
@@ -487,7 +491,8 @@ class _Run:
             scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else {}
             state = {
                 "progress": progress.__dict__,
-                "identity": self.identity,
+                "settings": self.settings,
+                "changes": self.changes,
                 "scheduler": self.scheduler.state_dict(),
                 "scaler": scaler,
             }
