@@ -7,7 +7,6 @@ float32.
 Both read the weights of modules without calling them; mixer_s3.py says when that is the same. B, S, H, h, p, s1, s2 as there.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .numerics import at_least_float32, zero_padding
-from .skeleton_attention import SkeletonAttention, softmax_over
+from .skeleton_attention import SkeletonAttention, scale_keys, softmax_over
 
 
 def cheapest_attention_form(length: int, head_size: int, num_rows: int, num_columns: int, batch: int | None) -> str:
@@ -45,11 +44,12 @@ def skip_kv_attention(
     row_parts: Sequence[torch.Tensor] = ()
     column_parts: Sequence[torch.Tensor] = ()
     if attention.use_row_attention:
-        row_parts = _landmark_parts(attention, hidden_states, places)
+        row_parts = [part.transpose(1, 2) for part in _landmark_parts(attention, hidden_states, places)]
     if attention.use_column_attention:
-        readers = [_column_reader(layer, columns, attention.num_heads) for layer in (attention.key, attention.value)]
-        column_parts = [seen.transpose(2, 3) for seen in _read_tokens(hidden_states, readers, attention.num_heads)]
-    return attention.mix(query, row_parts, column_parts, counts, lengths, mask, use_sdpa)
+        keys, values = _column_parts(attention, hidden_states, columns)
+        parts = scale_keys(keys, lengths, mask), values
+        column_parts = [part.unflatten(2, (attention.num_heads, -1)).transpose(1, 2) for part in parts]
+    return attention.mix(query, row_parts, column_parts, counts, mask, use_sdpa)
 
 
 def low_rank_attention(
@@ -58,33 +58,27 @@ def low_rank_attention(
     hidden_states: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`attention(hidden_states, mask)`, and its mixed states through `projection`, (B, S, H); all its layers and norms read."""
+    """`attention(hidden_states, mask)`, and its mixed states through `projection`, (B, S, H); all its layers and norms read.
+
+    Row and column attention are parts of one mixture: coefficients X (B, h, s, S), how much each token takes of each of the vectors
+    R (B, h, s, p). Tokens lie last in X, so that softmax and sums over a few vectors run along long rows.
+    """
     hidden_states = zero_padding(hidden_states, mask)
     places, counts, columns, lengths = attention.landmarks(hidden_states, mask)
-    num_heads, query = attention.num_heads, attention.query
-    readers = []
-    if attention.use_row_attention:
-        landmark_key, landmark_value = _landmark_parts(attention, hidden_states, places)  # (B, h, s1, p)
-        readers.append(_row_score_reader(landmark_key / math.sqrt(attention.head_size), query))
-    if attention.use_column_attention:
-        readers += [_column_reader(layer, columns, num_heads) for layer in (attention.key, attention.value)]
-    seen = _read_tokens(hidden_states, readers, num_heads)  # (B, h, s, S) each
     coefficients, vectors, norms, row_weights = [], [], [], None
     if attention.use_row_attention:
-        weights = softmax_over(seen.pop(0), counts[:, None, :, None], dim=2)  # (B, h, s1, S)
+        keys, values = _landmark_parts(attention, hidden_states, places)  # (B, s1, h, p)
+        weights = softmax_over(_row_scores(hidden_states, keys, attention.query), counts, dim=2)  # (B, h, s1, S)
         row_weights = weights.transpose(2, 3)
         coefficients.append(attention.dropout(weights))
-        vectors.append(landmark_value)
+        vectors.append(values.transpose(1, 2))
         norms.append(attention.row_norm)
     if attention.use_column_attention:
-        key, value = seen
-        if mask is not None:
-            key = key.masked_fill(~mask[:, None, None], 0)
-        key = key * lengths.clamp(min=1).to(key.dtype).rsqrt()[:, :, None, None]
-        scores = at_least_float32(_column_scores(hidden_states, key, query))
-        weights = attention.dropout(scores.softmax(2))  # (B, h, s2, p)
-        coefficients.append(value)
-        vectors.append(weights.to(value.dtype))
+        keys, values = _column_parts(attention, hidden_states, columns)  # (B, S, h s2)
+        scores = _column_scores(hidden_states, scale_keys(keys, lengths, mask), attention.query, attention.num_heads)
+        weights = softmax_over(scores, None, dim=2)  # (h, B, s2, p)
+        coefficients.append(values.transpose(1, 2).unflatten(1, (attention.num_heads, -1)))
+        vectors.append(attention.dropout(weights).transpose(0, 1))
         norms.append(attention.column_norm)
     return _projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
 
@@ -92,52 +86,54 @@ def low_rank_attention(
 def _landmark_parts(
     attention: SkeletonAttention, hidden_states: torch.Tensor, places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the landmark tokens alone, (B, h, s1, p) each."""
-    batch, length, _ = hidden_states.shape
-    offsets = torch.arange(batch, device=places.device)[:, None] * length
-    landmarks = hidden_states.flatten(0, 1).index_select(0, (places + offsets).flatten())
-    landmarks = landmarks.unflatten(0, (batch, -1))  # (B, s1, H)
-    return attention.heads(attention.key(landmarks)), attention.heads(attention.value(landmarks))
-
-
-def _read_tokens(
-    hidden_states: torch.Tensor, readers: list[tuple[torch.Tensor, torch.Tensor]], num_heads: int
-) -> list[torch.Tensor]:
-    """What several readers see in each token, (B, h, s, S) each, as one product.
-
-    A reader is weights (h s, H) or (B, h s, H) and offsets (h s, 1) or (B, h s, 1).
-    """
-    batch = hidden_states.shape[0]
-    weights = torch.cat([weight.expand(batch, -1, -1) for weight, _ in readers], 1)
-    offsets = torch.cat([offset.expand(batch, -1, -1) for _, offset in readers], 1)
-    # Tokens first, so that their gradient comes in their own layout; then with tokens last, which suits all that follows.
-    seen = torch.baddbmm(offsets.transpose(1, 2), hidden_states, weights.transpose(1, 2)).transpose(1, 2).contiguous()
-    parts = seen.split([weight.shape[-2] for weight, _ in readers], 1)
-    return [part.unflatten(1, (num_heads, -1)) for part in parts]
-
-
-def _column_reader(layer: nn.Linear, columns: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A linear layer's channels `columns` (s2) of each head, as a reader of h s2 rows."""
-    weight, bias = (
-        tensor.unflatten(0, (num_heads, -1)).index_select(1, columns) for tensor in (layer.weight, layer.bias)
+    """Keys and values of the landmark tokens alone, (B, s1, h, p) each."""
+    batch, _, hidden_size = hidden_states.shape
+    landmarks = hidden_states.gather(1, places[:, :, None].expand(batch, -1, hidden_size))  # (B, s1, H)
+    keys, values = (
+        layer(landmarks).unflatten(2, (attention.num_heads, -1)) for layer in (attention.key, attention.value)
     )
-    return weight.flatten(0, 1), bias.view(-1, 1)
+    return keys, values
 
 
-def _row_score_reader(keys: torch.Tensor, query: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-    """K1 Q^T for keys of landmark tokens (B, h, s1, p), as a reader of h s1 rows."""
-    num_heads = keys.shape[1]
-    weights = _by_head(keys, query.weight.unflatten(0, (num_heads, -1)))  # (B, h, s1, H)
-    offsets = keys @ query.bias.view(num_heads, -1, 1)  # (B, h, s1, 1)
-    return weights.flatten(1, 2), offsets.flatten(1, 2)
+def _column_parts(
+    attention: SkeletonAttention, hidden_states: torch.Tensor, columns: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sampled channels (s2) of every token's keys and values, (B, S, h s2) each, as one product."""
+    layers = attention.key, attention.value
+    weight, bias = (
+        torch.cat(
+            [tensor.unflatten(0, (attention.num_heads, -1)).index_select(1, columns) for tensor in tensors]
+        ).flatten(0, 1)
+        for tensors in zip(*((layer.weight, layer.bias) for layer in layers))
+    )
+    keys, values = F.linear(hidden_states, weight, bias).chunk(2, 2)
+    return keys, values
 
 
-def _column_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear) -> torch.Tensor:
-    """K2^T Q, (B, h, s2, p), of tokens (B, S, H) and scaled keys (B, h, s2, S) that are zero at padding."""
-    num_heads = keys.shape[1]
-    summary = torch.bmm(keys.flatten(1, 2), hidden_states).unflatten(1, (num_heads, -1))  # (B, h, s2, H)
-    scores = _by_head(summary, query.weight.unflatten(0, (num_heads, -1)).transpose(1, 2))
-    return scores + query.bias.view(num_heads, 1, -1) * keys.sum(-1, keepdim=True)
+def _row_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear) -> torch.Tensor:
+    """Q K1^T / sqrt(p), (B, h, s1, S), of tokens (B, S, H) and keys of landmark tokens (B, s1, h, p)."""
+    batch, count, num_heads, head_size = keys.shape
+    by_head = keys.flatten(0, 1).transpose(0, 1)  # (h, B s1, p)
+    weights = torch.bmm(by_head, query.weight.unflatten(0, (num_heads, -1)))  # (h, B s1, H)
+    offsets = torch.bmm(by_head, query.bias.view(num_heads, -1, 1))  # (h, B s1, 1)
+    weights, offsets = (
+        part.unflatten(1, (batch, count)).transpose(0, 1).flatten(1, 2).transpose(1, 2) for part in (weights, offsets)
+    )
+    # Tokens first, so that their gradient comes in their own layout; then with tokens last, which suits all that follows.
+    scale = head_size**-0.5
+    scores = torch.baddbmm(offsets, hidden_states, weights, beta=scale, alpha=scale)
+    return scores.transpose(1, 2).contiguous().unflatten(1, (num_heads, -1))
+
+
+def _column_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear, num_heads: int) -> torch.Tensor:
+    """K2^T Q, (h, B, s2, p), of tokens (B, S, H) and scaled keys (B, S, h s2) that are zero at padding."""
+    batch = keys.shape[0]
+    summary = torch.bmm(keys.transpose(1, 2), hidden_states)  # (B, h s2, H)
+    sums = keys.sum(1)  # (B, h s2)
+    summary, sums = (part.unflatten(1, (num_heads, -1)).transpose(0, 1) for part in (summary, sums))
+    scores = torch.bmm(summary.flatten(1, 2), query.weight.unflatten(0, (num_heads, -1)).transpose(1, 2))
+    bias = query.bias.to(scores.dtype).view(num_heads, 1, 1, -1)
+    return torch.addcmul(scores.unflatten(1, (batch, -1)), sums[..., None].to(scores.dtype), bias)
 
 
 def _projected_mixture(
@@ -158,46 +154,41 @@ def _projected_mixture(
     X, taken as that within heads plus that between heads: E[x^2] - E[x]^2 would cancel.
     """
     parts = len(norms)
-    num_heads = vectors[0].shape[1]
-    scaled, projected = [], []
-    shift = torch.zeros_like(norms[0].bias)
-    for x, r, norm in zip(coefficients, vectors, norms):
+    batch, num_heads, _, _ = vectors[0].shape
+    if parts == 2 and vectors[0].shape == vectors[1].shape:  # q parts of the same size at once
+        groups = [(torch.stack(coefficients, 1), torch.stack(vectors, 1), norms)]
+    else:
+        groups = [(x[:, None], r[:, None], [norm]) for x, r, norm in zip(coefficients, vectors, norms)]
+    taken, rows = [], []
+    for x, r, of_group in groups:  # (B, q, h, s, S), (B, q, h, s, p)
+        gains = torch.stack([norm.weight for norm in of_group])  # (q, H)
         with torch.autocast(x.device.type, enabled=False):
-            x, exact = at_least_float32(x).flatten(1, 2), at_least_float32(r)  # (B, h s, S)
-            means = exact.mean(-1, keepdim=True)  # (B, h, s, 1)
-            centred = exact - means
-            gram = centred @ centred.transpose(2, 3) / (num_heads * exact.shape[-1])  # (B, h, s, s)
-            moments = torch.cat((_block_diagonal(gram), _block_diagonal(means.transpose(2, 3))), 1) @ x
-            within, of_heads = moments.split((x.shape[1], num_heads), 1)  # (B, h s, S), (B, h, S)
-            between = (of_heads - of_heads.mean(1, keepdim=True)).square().mean(1, keepdim=True)
-            variance = (within * x).sum(1, keepdim=True) + between
-            scaled.append(x * torch.rsqrt(variance.clamp(min=0) + norm.eps))
-        gain = projection.weight * norm.weight  # (H, H), columns scaled
-        rows = _by_head(r, gain.unflatten(1, (num_heads, -1)).permute(1, 2, 0))  # (B, h, s, H)
-        rows = rows - means.to(rows.dtype) / num_heads * gain.sum(1)
-        projected.append(rows.flatten(1, 2))
-        shift = shift + norm.bias
-    # What every token takes once is one more vector; padding takes the projection's bias alone.
-    scaled.append(torch.ones_like(scaled[0][:, :1]))
-    constant = F.linear(shift / parts, projection.weight)
+            x, r = at_least_float32(x), at_least_float32(r)
+            means = r.mean(-1, keepdim=True)
+            centred = r - means
+            within = (centred @ centred.transpose(3, 4) @ x * x).sum((2, 3))  # (B, q, S), H times the variance
+            of_heads = (means.transpose(3, 4) @ x).squeeze(3)  # (B, q, h, S)
+            between = (of_heads - of_heads.mean(2, keepdim=True)).square().mean(2)
+            variance = torch.add(between, within, alpha=1 / gains.shape[1])
+            inverse = torch.rsqrt(variance.clamp(min=0) + of_group[0].eps)
+            if mask is not None:
+                inverse = inverse * mask[:, None]
+            taken.append((x * inverse[:, :, None, None]).flatten(1, 3))
+            gained = r * gains.view(len(of_group), num_heads, 1, -1)
+        weight = projection.weight.unflatten(1, (num_heads, -1)).permute(1, 2, 0)  # (h, p, H)
+        projected = torch.bmm(gained.permute(2, 0, 1, 3, 4).flatten(1, 3), weight)  # (h, B q s, H)
+        projected = projected.unflatten(1, (batch, len(of_group), -1)).permute(1, 2, 0, 3, 4)  # (B, q, h, s, H)
+        of_means = F.linear(gains, projection.weight).to(projected.dtype)[:, None, None]
+        projected = torch.addcmul(projected, means.to(projected.dtype), of_means, value=-1 / num_heads)
+        rows.append(projected.flatten(1, 3))
+    # What every real token takes once; padding takes the projection's bias alone.
+    constant = F.linear(sum(norm.bias for norm in norms) / parts, projection.weight, projection.bias)
     if mask is not None:
-        scaled = [zero_padding(x.transpose(1, 2), mask).transpose(1, 2) for x in scaled]
-    elif projection.bias is not None:
-        constant = constant + projection.bias
-    rows = torch.cat((*(rows / parts for rows in projected), constant.expand(x.shape[0], 1, -1)), 1)
-    mixed = torch.bmm(torch.cat(scaled, 1).transpose(1, 2).to(rows.dtype), rows)
-    return mixed if mask is None or projection.bias is None else mixed + projection.bias
-
-
-def _block_diagonal(blocks: torch.Tensor) -> torch.Tensor:
-    """(B, h, m, n) -> (B, h m, h n)."""
-    num_heads = blocks.shape[1]
-    head = torch.eye(num_heads, dtype=blocks.dtype, device=blocks.device)[:, None, :, None]
-    return (blocks[:, :, :, None] * head).flatten(3).flatten(1, 2)
-
-
-def _by_head(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """(B, h, s, m) times a matrix of each head (h, m, n): (B, h, s, n)."""
-    batch, _, count, _ = rows.shape
-    product = torch.bmm(rows.transpose(0, 1).flatten(1, 2), weights)  # (h, B s, n)
-    return product.unflatten(1, (batch, count)).transpose(0, 1)
+        nothing = torch.zeros_like(constant) if projection.bias is None else projection.bias.to(constant.dtype)
+        constant = torch.where(mask[:, :, None], constant, nothing)
+    weights = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+    coefficients_ = taken[0] if len(taken) == 1 else torch.cat(taken, 1)
+    base = constant.expand(batch, x.shape[-1], -1)
+    return torch.baddbmm(
+        base.to(weights.dtype), coefficients_.transpose(1, 2).to(weights.dtype), weights, alpha=1 / parts
+    )

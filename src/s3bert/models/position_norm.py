@@ -55,6 +55,8 @@ class PositionBatchNorm(nn.Module):
             numbers: (B, S), the tokens' positions where they are not their places; a permutation of these in each sequence.
         """
         length = hidden_states.shape[1]
+        if self.training and mask is None and numbers is None and not _several_processes():
+            return self._torch_batch_norm(hidden_states)
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         parameters = (self.weight, self.bias, self.running_mean, self.running_var)
         weight, bias, mean, variance = (tensor[:length].to(dtype) for tensor in parameters)  # (S)
@@ -64,6 +66,13 @@ class PositionBatchNorm(nn.Module):
             statistics = (weight, bias, mean, inverse, count)
             return _Normalisation.apply(hidden_states, mask, numbers, *statistics, self._over_processes)
         return _affine(hidden_states, numbers, weight, bias, mean, torch.rsqrt(variance + self.eps))
+
+    def _torch_batch_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The same in torch's own operation, positions being its channels: where nothing is padded and nobody else counts."""
+        length = hidden_states.shape[1]
+        statistics = (None, None) if _in_recomputation() else (self.running_mean[:length], self.running_var[:length])
+        parameters = self.weight[:length], self.bias[:length]
+        return F.batch_norm(hidden_states, *statistics, *parameters, True, self.momentum, self.eps)
 
     @torch.no_grad()
     def resize(self, length: int) -> None:
@@ -108,7 +117,7 @@ class PositionBatchNorm(nn.Module):
 
     def _over_processes(self, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Sums each (S) tensor over all processes, which may hold different lengths S up to N."""
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not _several_processes():
             return statistics
         length, max_length = statistics[0].numel(), self.weight.numel()
         padded = torch.stack([F.pad(statistic, (0, max_length - length)) for statistic in statistics])
@@ -184,6 +193,10 @@ def _by_position(tensor: torch.Tensor, numbers: torch.Tensor | None) -> torch.Te
 def _of_tokens(tensor: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
     """What positions have (S), for each token (B, S); (S) as it is where places are the positions."""
     return tensor if numbers is None else tensor[numbers]
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _in_recomputation() -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .numerics import at_least_float32, zero_padding
+from .numerics import zero_padding
 
 
 class SkeletonAttention(nn.Module):
@@ -98,22 +98,23 @@ class SkeletonAttention(nn.Module):
         hidden_states = zero_padding(hidden_states, mask)
         query, key, value = (self.heads(linear(hidden_states)) for linear in (self.query, self.key, self.value))
         places, counts, columns, lengths = self.landmarks(hidden_states, mask)
-        index = places[:, None, :, None].expand(-1, self.num_heads, -1, self.head_size)
+        index = places[:, None, :, None].expand(len(key), self.num_heads, -1, self.head_size)
         row_parts = key.gather(2, index), value.gather(2, index)  # K1, V1: (B, h, s1, p)
-        column_parts = key[..., columns], value[..., columns]  # K2, V2: (B, h, S, s2)
-        return self.mix(query, row_parts, column_parts, counts, lengths, mask, use_sdpa)
+        scaled = scale_keys(key[..., columns].transpose(1, 2), lengths, mask).transpose(1, 2)
+        column_parts = scaled, value[..., columns]  # K2 / sqrt(n), V2: (B, h, S, s2)
+        return self.mix(query, row_parts, column_parts, counts, mask, use_sdpa)
 
     def mix(
         self,
         query: torch.Tensor,
         row_parts: Sequence[torch.Tensor],
         column_parts: Sequence[torch.Tensor],
-        counts: torch.Tensor,
-        lengths: torch.Tensor,
+        counts: torch.Tensor | None,
         mask: torch.Tensor | None,
         use_sdpa: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Algorithm 1 of queries (B, h, S, p) and of keys and values where they are read; as `forward` returns it."""
+        """Algorithm 1 of queries (B, h, S, p) and of keys and values where they are read, (B, h, s1, p) and (B, h, S, s2); as
+        `forward` returns it."""
         mixed, row_weights = [], None
         if self.use_row_attention:
             key, value = row_parts
@@ -121,45 +122,39 @@ class SkeletonAttention(nn.Module):
             mixed.append(self.row_norm(row.transpose(1, 2).flatten(2)))  # (B, S, H)
         if self.use_column_attention:
             key, value = column_parts
-            column = self.column_attention(query, key, value, lengths, mask)
+            column = self.column_attention(query, key, value)
             mixed.append(self.column_norm(column.transpose(1, 2).flatten(2)))
         # Algorithm 1's average; eq. 1 prints the sum. Zeroed again, because at padded tokens the norms see all-zero
         # vectors, where their slope is 1 / sqrt(eps) and any gradient explodes.
         return zero_padding(sum(mixed) / len(mixed), mask), row_weights
 
     def row_attention(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, counts: torch.Tensor, use_sdpa: bool
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        counts: torch.Tensor | None,
+        use_sdpa: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """softmax(Q K1^T / sqrt(p)) V1 over the landmark tokens; (B, h, S, p) and the weights (B, h, S, s1).
 
         With `use_sdpa` it runs in torch's `scaled_dot_product_attention`, which gives no weights.
         """
-        counts = counts[:, None, None]  # (B, 1, 1, s1)
         if use_sdpa:
-            # A sequence with no real token at all reads slot 0, for finite numbers that padding zeroes.
-            counts = counts | (torch.arange(counts.shape[-1], device=counts.device) == 0)
+            if counts is not None:
+                # A sequence with no real token at all reads slot 0, for finite numbers that padding zeroes.
+                counts = counts | (torch.arange(counts.shape[-1], device=counts.device) == 0)
+                counts = counts[:, None, None]  # (B, 1, 1, s1)
             rate = self.dropout.p if self.training else 0.0
             return F.scaled_dot_product_attention(query, key, value, attn_mask=counts, dropout_p=rate), None
         scores = query @ key.transpose(2, 3) / math.sqrt(self.head_size)
         weights = softmax_over(scores, counts, dim=3)
         return self.dropout(weights).to(value.dtype) @ value, weights
 
-    def column_attention(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lengths: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """V2 softmax(Q^T K2 / sqrt(n))^T over the sampled channels, n each sequence's real tokens; (B, h, S, p)."""
-        if mask is not None:
-            key = key.masked_fill(~mask[:, None, :, None], 0)
-        # Scaled before the sum over tokens, which could leave fp16's range.
-        key = key * lengths.clamp(min=1).to(key.dtype).rsqrt()[:, :, None, None]  # (B, h, S, s2)
-        scores = at_least_float32(query.transpose(2, 3) @ key)  # (B, h, p, s2)
-        weights = self.dropout(scores.softmax(-1)).to(value.dtype)
-        return value @ weights.transpose(2, 3)
+    def column_attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """V2 softmax(Q^T K2 / sqrt(n))^T over the sampled channels, of keys that `scale_keys` gave; (B, h, S, p)."""
+        weights = self.dropout(softmax_over(query.transpose(2, 3) @ key, None, dim=3))  # (B, h, p, s2)
+        return value @ weights.to(value.dtype).transpose(2, 3)
 
     def heads(self, states: torch.Tensor) -> torch.Tensor:
         """(B, S, H) -> (B, h, S, p)."""
@@ -175,35 +170,52 @@ class SkeletonAttention(nn.Module):
 
     def landmarks(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where each sequence's landmark tokens lie, (B, s1) indices into S; which of these slots count, (B, s1) booleans;
-        the sampled channels (s2); and each sequence's real tokens (B, 1)."""
-        batch, length, _ = hidden_states.shape
-        if mask is None:
-            lengths = torch.full((batch, 1), length, device=hidden_states.device)
-        else:
-            lengths = mask.sum(1, keepdim=True)
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | int]:
+        """Where the landmark tokens lie, (B or 1, s1) indices into S; which of these slots count, (B or 1, s1) booleans, None where all
+        do; the sampled channels (s2); and each sequence's real tokens (B, 1), or S where no mask is given."""
+        length = hidden_states.shape[1]
         rows, columns = self.row_positions, self.column_indices
         if self.training and self.landmark_sampling == "resample":
             # The default generator: gradient checkpointing restores it, so that the second pass draws the same landmarks.
-            rows = torch.randperm(self.landmark_length, device=lengths.device)[: self.num_row_samples].sort().values
-            columns = torch.randperm(self.head_size, device=lengths.device)[: self.num_column_samples].sort().values
+            rows = torch.randperm(self.landmark_length, device=rows.device)[: self.num_row_samples].sort().values
+            columns = torch.randperm(self.head_size, device=rows.device)[: self.num_column_samples].sort().values
+        if mask is None and length == self.landmark_length and not torch.compiler.is_exporting():
+            return rows[None], None, columns, length
 
+        lengths = torch.full((1, 1), length, device=rows.device) if mask is None else mask.sum(1, keepdim=True)
         slots = torch.arange(rows.numel(), device=rows.device)
-        scaled = (2 * rows + 1) * lengths // (2 * self.landmark_length)  # (B, s1), ascending
-        repeated = F.pad(scaled[:, 1:] == scaled[:, :-1], (1, 0))
-        takes_all = lengths <= rows.numel()
-        counts = (slots < lengths) & (takes_all | ~repeated)
+        scaled = (2 * rows + 1) * lengths // (2 * self.landmark_length)
+        places = torch.where(lengths <= rows.numel(), slots, scaled)  # (B or 1, s1), ascending
+        counts = (slots < lengths) & F.pad(places[:, 1:] != places[:, :-1], (1, 0), value=True)
         # Slots that do not count point at the first real token, never at what lies under the mask.
-        places = torch.where(counts, torch.where(takes_all, slots, scaled), 0)
-        if mask is not None:
-            # Token number k is the place where the running count of real tokens first reaches k + 1.
-            places = (mask.cumsum(1)[:, None] <= places[:, :, None]).sum(2).clamp(max=length - 1)
+        places = places * counts
+        if mask is None:
+            return places, counts, columns, length
+        # Token number k is the place where the running count of real tokens first reaches k + 1.
+        places = (mask.cumsum(1)[:, None] <= places[:, :, None]).sum(2).clamp(max=length - 1)
         return places, counts, columns, lengths
 
 
-def softmax_over(scores: torch.Tensor, counts: torch.Tensor, dim: int) -> torch.Tensor:
-    """Softmax along `dim` over the entries that count, in float32; the others get zeros."""
-    scores = at_least_float32(scores)
-    weights = scores.masked_fill(~counts, torch.finfo(scores.dtype).min).softmax(dim)
-    return weights.masked_fill(~counts, 0)  # a sequence with no real token at all gets zeros, not NaN
+def scale_keys(keys: torch.Tensor, lengths: torch.Tensor | int, mask: torch.Tensor | None) -> torch.Tensor:
+    """K2 / sqrt(n), (B, S, ...), n each sequence's real tokens (B, 1), and zeros at padding.
+
+    Before the sum over tokens, which could leave fp16's range.
+    """
+    if mask is None:
+        return keys * lengths**-0.5
+    scale = mask * lengths.clamp(min=1).rsqrt()  # (B, S)
+    return keys * scale.to(keys.dtype).view(*scale.shape, *[1] * (keys.dim() - 2))
+
+
+def softmax_over(scores: torch.Tensor, counts: torch.Tensor | None, dim: int) -> torch.Tensor:
+    """Softmax in at least float32 along `dim` of (B, h, ...), over the entries that count; the others get zeros.
+
+    Args:
+        counts: (B or 1, n) booleans for the n entries along `dim`; None where all count.
+    """
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    if counts is None:
+        return scores.softmax(dim, dtype=dtype)
+    left_out = ~counts[:, None, None] if dim == 3 else ~counts[:, None, :, None]
+    weights = scores.masked_fill(left_out, torch.finfo(scores.dtype).min).softmax(dim, dtype=dtype)
+    return weights.masked_fill(left_out, 0)  # a sequence with no real token at all gets zeros, not NaN
