@@ -7,7 +7,6 @@ float32.
 Both read the weights of modules without calling them; mixer_s3.py says when that is the same. B, S, H, h, p, s1, s2 as there.
 """
 
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,15 +40,10 @@ def skip_kv_attention(
     hidden_states = zero_padding(hidden_states, mask)
     places, counts, columns, lengths = attention.landmarks(hidden_states, mask)
     query = attention.heads(attention.query(hidden_states))  # (B, h, S, p)
-    row_parts: Sequence[torch.Tensor] = ()
-    column_parts: Sequence[torch.Tensor] = ()
-    if attention.use_row_attention:
-        row_parts = [part.transpose(1, 2) for part in _landmark_parts(attention, hidden_states, places)]
-    if attention.use_column_attention:
-        keys, values = _column_parts(attention, hidden_states, columns)
-        parts = scale_keys(keys, lengths, mask), values
-        column_parts = [part.unflatten(2, (attention.num_heads, -1)).transpose(1, 2) for part in parts]
-    return attention.mix(query, row_parts, column_parts, counts, mask, use_sdpa)
+    row_keys, row_values, keys, values = _keys_and_values(attention, hidden_states, places, columns)
+    parts = row_keys, row_values, scale_keys(keys, lengths, mask), values
+    row_key, row_value, key, value = (part.transpose(1, 2) for part in parts)
+    return attention.mix(query, (row_key, row_value), (key, value), counts, mask, use_sdpa)
 
 
 def low_rank_attention(
@@ -65,57 +59,54 @@ def low_rank_attention(
     """
     hidden_states = zero_padding(hidden_states, mask)
     places, counts, columns, lengths = attention.landmarks(hidden_states, mask)
+    row_keys, row_values, keys, values = _keys_and_values(attention, hidden_states, places, columns)
+    query = in_product_dtype(attention.query.weight).unflatten(0, (attention.num_heads, -1))  # (h, p, H)
+    query_bias = in_product_dtype(attention.query.bias).unflatten(0, (attention.num_heads, -1))
     coefficients, vectors, norms, row_weights = [], [], [], None
     if attention.use_row_attention:
-        keys, values = _landmark_parts(attention, hidden_states, places)  # (B, s1, h, p)
-        weights = softmax_over(_row_scores(hidden_states, keys, attention.query), counts, dim=2)  # (B, h, s1, S)
+        weights = softmax_over(_row_scores(hidden_states, row_keys, query, query_bias), counts, dim=2)  # (B, h, s1, S)
         row_weights = weights.transpose(2, 3)
         coefficients.append(attention.dropout(weights))
-        vectors.append(values.transpose(1, 2))
+        vectors.append(row_values.transpose(1, 2))
         norms.append(attention.row_norm)
     if attention.use_column_attention:
-        keys, values = _column_parts(attention, hidden_states, columns)  # (B, S, h s2)
-        scores = _column_scores(hidden_states, scale_keys(keys, lengths, mask), attention.query, attention.num_heads)
+        scores = _column_scores(hidden_states, scale_keys(keys, lengths, mask), query, query_bias)
         weights = softmax_over(scores, None, dim=2)  # (h, B, s2, p)
-        coefficients.append(values.transpose(1, 2).unflatten(1, (attention.num_heads, -1)))
+        coefficients.append(values.permute(0, 2, 3, 1))
         vectors.append(attention.dropout(weights).transpose(0, 1))
         norms.append(attention.column_norm)
     return _projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
 
 
-def _landmark_parts(
-    attention: SkeletonAttention, hidden_states: torch.Tensor, places: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the landmark tokens alone, (B, s1, h, p) each."""
+def in_product_dtype(weight: torch.Tensor) -> torch.Tensor:
+    """A weight that several products read, as autocast hands it to each: cast once, where it would be cast for every one."""
+    kind = weight.device.type
+    return weight.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else weight
+
+
+def _keys_and_values(
+    attention: SkeletonAttention, hidden_states: torch.Tensor, places: torch.Tensor, columns: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Where they are read: K1 and V1 of the landmark tokens (B, s1, h, p), K2 and V2 of the sampled channels (B, S, h, s2)."""
     batch, _, hidden_size = hidden_states.shape
+    layers, heads = (attention.key, attention.value), (2, attention.num_heads, -1)
+    weight = in_product_dtype(torch.cat([layer.weight for layer in layers]))  # (2 H, H)
+    bias = in_product_dtype(torch.cat([layer.bias for layer in layers]))
     landmarks = hidden_states.gather(1, places[:, :, None].expand(batch, -1, hidden_size))  # (B, s1, H)
-    keys, values = (
-        layer(landmarks).unflatten(2, (attention.num_heads, -1)) for layer in (attention.key, attention.value)
-    )
-    return keys, values
+    of_rows = F.linear(landmarks, weight, bias).unflatten(2, heads)  # (B, s1, 2, h, p)
+    weight, bias = (tensor.unflatten(0, heads).index_select(2, columns).flatten(0, 2) for tensor in (weight, bias))
+    of_columns = F.linear(hidden_states, weight, bias).unflatten(2, heads)  # (B, S, 2, h, s2)
+    return *of_rows.unbind(2), *of_columns.unbind(2)
 
 
-def _column_parts(
-    attention: SkeletonAttention, hidden_states: torch.Tensor, columns: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sampled channels (s2) of every token's keys and values, (B, S, h s2) each, as one product."""
-    layers = attention.key, attention.value
-    weight, bias = (
-        torch.cat(
-            [tensor.unflatten(0, (attention.num_heads, -1)).index_select(1, columns) for tensor in tensors]
-        ).flatten(0, 1)
-        for tensors in zip(*((layer.weight, layer.bias) for layer in layers))
-    )
-    keys, values = F.linear(hidden_states, weight, bias).chunk(2, 2)
-    return keys, values
-
-
-def _row_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear) -> torch.Tensor:
-    """Q K1^T / sqrt(p), (B, h, s1, S), of tokens (B, S, H) and keys of landmark tokens (B, s1, h, p)."""
+def _row_scores(
+    hidden_states: torch.Tensor, keys: torch.Tensor, query: torch.Tensor, query_bias: torch.Tensor
+) -> torch.Tensor:
+    """Q K1^T / sqrt(p), (B, h, s1, S), of tokens (B, S, H), keys of landmark tokens (B, s1, h, p) and the query layer by heads."""
     batch, count, num_heads, head_size = keys.shape
     by_head = keys.flatten(0, 1).transpose(0, 1)  # (h, B s1, p)
-    weights = torch.bmm(by_head, query.weight.unflatten(0, (num_heads, -1)))  # (h, B s1, H)
-    offsets = torch.bmm(by_head, query.bias.view(num_heads, -1, 1))  # (h, B s1, 1)
+    weights = torch.bmm(by_head, query)  # (h, B s1, H)
+    offsets = torch.bmm(by_head, query_bias[:, :, None])  # (h, B s1, 1)
     weights, offsets = (
         part.unflatten(1, (batch, count)).transpose(0, 1).flatten(1, 2).transpose(1, 2) for part in (weights, offsets)
     )
@@ -125,15 +116,18 @@ def _row_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linea
     return scores.transpose(1, 2).contiguous().unflatten(1, (num_heads, -1))
 
 
-def _column_scores(hidden_states: torch.Tensor, keys: torch.Tensor, query: nn.Linear, num_heads: int) -> torch.Tensor:
-    """K2^T Q, (h, B, s2, p), of tokens (B, S, H) and scaled keys (B, S, h s2) that are zero at padding."""
-    batch = keys.shape[0]
+def _column_scores(
+    hidden_states: torch.Tensor, keys: torch.Tensor, query: torch.Tensor, query_bias: torch.Tensor
+) -> torch.Tensor:
+    """K2^T Q, (h, B, s2, p), of tokens (B, S, H), scaled keys (B, S, h, s2) that are zero at padding, and the query layer by heads."""
+    batch, _, num_heads, count = keys.shape
+    keys = keys.flatten(2)
     summary = torch.bmm(keys.transpose(1, 2), hidden_states)  # (B, h s2, H)
-    sums = keys.sum(1)  # (B, h s2)
-    summary, sums = (part.unflatten(1, (num_heads, -1)).transpose(0, 1) for part in (summary, sums))
-    scores = torch.bmm(summary.flatten(1, 2), query.weight.unflatten(0, (num_heads, -1)).transpose(1, 2))
-    bias = query.bias.to(scores.dtype).view(num_heads, 1, 1, -1)
-    return torch.addcmul(scores.unflatten(1, (batch, -1)), sums[..., None].to(scores.dtype), bias)
+    summary, sums = (
+        part.unflatten(1, (num_heads, count)).transpose(0, 1) for part in (summary, keys.sum(1, dtype=summary.dtype))
+    )
+    scores = torch.bmm(summary.flatten(1, 2), query.transpose(1, 2)).unflatten(1, (batch, count))
+    return torch.addcmul(scores, sums[..., None], query_bias[:, None, None])
 
 
 def _projected_mixture(
@@ -154,41 +148,62 @@ def _projected_mixture(
     X, taken as that within heads plus that between heads: E[x^2] - E[x]^2 would cancel.
     """
     parts = len(norms)
-    batch, num_heads, _, _ = vectors[0].shape
-    if parts == 2 and vectors[0].shape == vectors[1].shape:  # q parts of the same size at once
-        groups = [(torch.stack(coefficients, 1), torch.stack(vectors, 1), norms)]
+    affine = torch.stack([norm.weight for norm in norms] + [norm.bias for norm in norms])  # (2 parts, H)
+    gains, weight = affine[:parts], in_product_dtype(projection.weight)
+    gains_projected, biases_projected = F.linear(affine, weight).chunk(2)  # (parts, H)
+    # Parts of one size go through all of this at once.
+    together = parts == 2 and vectors[0].shape == vectors[1].shape
+    if together:
+        groups = [(torch.stack(coefficients, 1), torch.stack(vectors, 1), gains, gains_projected)]
     else:
-        groups = [(x[:, None], r[:, None], [norm]) for x, r, norm in zip(coefficients, vectors, norms)]
-    taken, rows = [], []
-    for x, r, of_group in groups:  # (B, q, h, s, S), (B, q, h, s, p)
-        gains = torch.stack([norm.weight for norm in of_group])  # (q, H)
-        with torch.autocast(x.device.type, enabled=False):
-            x, r = at_least_float32(x), at_least_float32(r)
-            means = r.mean(-1, keepdim=True)
-            centred = r - means
-            within = (centred @ centred.transpose(3, 4) @ x * x).sum((2, 3))  # (B, q, S), H times the variance
-            of_heads = (means.transpose(3, 4) @ x).squeeze(3)  # (B, q, h, S)
-            between = (of_heads - of_heads.mean(2, keepdim=True)).square().mean(2)
-            variance = torch.add(between, within, alpha=1 / gains.shape[1])
-            inverse = torch.rsqrt(variance.clamp(min=0) + of_group[0].eps)
-            if mask is not None:
-                inverse = inverse * mask[:, None]
-            taken.append((x * inverse[:, :, None, None]).flatten(1, 3))
-            gained = r * gains.view(len(of_group), num_heads, 1, -1)
-        weight = projection.weight.unflatten(1, (num_heads, -1)).permute(1, 2, 0)  # (h, p, H)
-        projected = torch.bmm(gained.permute(2, 0, 1, 3, 4).flatten(1, 3), weight)  # (h, B q s, H)
-        projected = projected.unflatten(1, (batch, len(of_group), -1)).permute(1, 2, 0, 3, 4)  # (B, q, h, s, H)
-        of_means = F.linear(gains, projection.weight).to(projected.dtype)[:, None, None]
-        projected = torch.addcmul(projected, means.to(projected.dtype), of_means, value=-1 / num_heads)
-        rows.append(projected.flatten(1, 3))
+        lists = coefficients, vectors, gains, gains_projected
+        groups = [
+            tuple(tensor[None] if tensor.dim() == 1 else tensor[:, None] for tensor in part) for part in zip(*lists)
+        ]
+    pairs = [_normalised_mixture(*group, weight, norms[0].eps, mask) for group in groups]
+    taken, rows = (torch.cat(tensors, 1) if len(pairs) > 1 else tensors[0] for tensors in zip(*pairs))
     # What every real token takes once; padding takes the projection's bias alone.
-    constant = F.linear(sum(norm.bias for norm in norms) / parts, projection.weight, projection.bias)
+    constant = biases_projected.mean(0)
+    nothing = torch.zeros_like(constant) if projection.bias is None else in_product_dtype(projection.bias)
+    constant = constant + nothing
     if mask is not None:
-        nothing = torch.zeros_like(constant) if projection.bias is None else projection.bias.to(constant.dtype)
         constant = torch.where(mask[:, :, None], constant, nothing)
-    weights = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
-    coefficients_ = taken[0] if len(taken) == 1 else torch.cat(taken, 1)
-    base = constant.expand(batch, x.shape[-1], -1)
-    return torch.baddbmm(
-        base.to(weights.dtype), coefficients_.transpose(1, 2).to(weights.dtype), weights, alpha=1 / parts
-    )
+    base = constant.expand(*taken.shape[:1], taken.shape[2], -1)
+    return torch.baddbmm(base, taken.transpose(1, 2).to(rows.dtype), rows, alpha=1 / parts)
+
+
+def _normalised_mixture(
+    x: torch.Tensor,
+    r: torch.Tensor,
+    gains: torch.Tensor,
+    gains_projected: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    mask: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """X / std (B, q h s, S) and M (B, q h s, H), such that the sum over the q parts of the projected norm of X^T R is (X / std)^T M.
+
+    Args:
+        x, r: X (B, q, h, s, S) and R (B, q, h, s, p). gains, gains_projected: the norms' (q, H), and what the projection makes of them.
+        weight: the projection's, (H, H).
+    """
+    _, parts, num_heads, _, head_size = r.shape
+    with torch.autocast(x.device.type, enabled=False):
+        x, r = at_least_float32(x), at_least_float32(r)
+        means = r.mean(-1, keepdim=True)
+        centred = r - means
+        within = (centred @ centred.transpose(3, 4) @ x * x).sum((2, 3))  # (B, q, S), H times the variance within heads
+        of_heads = (means.transpose(3, 4) @ x).squeeze(3)  # (B, q, h, S)
+        between = (of_heads - of_heads.mean(2, keepdim=True)).square().mean(2)
+        variance = torch.add(between, within, alpha=1 / (num_heads * head_size))
+        inverse = torch.rsqrt(variance.clamp(min=0) + eps)
+        if mask is not None:
+            inverse = inverse * mask[:, None]
+        taken = (x * inverse[:, :, None, None]).flatten(1, 3)
+        gained = r * gains.view(parts, num_heads, 1, head_size)
+    by_head = gained.permute(2, 0, 1, 3, 4).flatten(1, 3).to(weight.dtype)  # (h, B q s, p)
+    rows = torch.bmm(by_head, weight.unflatten(1, (num_heads, -1)).permute(1, 2, 0))
+    rows = rows.unflatten(1, (len(x), parts, -1)).permute(1, 2, 0, 3, 4)  # (B, q, h, s, H)
+    means = means.to(rows.dtype)
+    rows = torch.addcmul(rows, means, gains_projected[:, None, None].to(rows.dtype), value=-1 / num_heads)
+    return taken, rows.flatten(1, 3)
