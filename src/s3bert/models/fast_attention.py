@@ -7,12 +7,11 @@ float32.
 Both read the weights of modules without calling them; mixer_s3.py says when that is the same. B, S, H, h, p, s1, s2 as there.
 """
 
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .numerics import at_least_float32, zero_padding
+from .numerics import at_least_float32, in_product_dtype, zero_padding
 from .skeleton_attention import SkeletonAttention, scale_keys, softmax_over
 
 
@@ -78,12 +77,6 @@ def low_rank_attention(
     return _projected_mixture(coefficients, vectors, norms, projection, mask), row_weights
 
 
-def in_product_dtype(weight: torch.Tensor) -> torch.Tensor:
-    """A weight that several products read, as autocast hands it to each: cast once, where it would be cast for every one."""
-    kind = weight.device.type
-    return weight.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else weight
-
-
 def _keys_and_values(
     attention: SkeletonAttention, hidden_states: torch.Tensor, places: torch.Tensor, columns: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
@@ -104,15 +97,14 @@ def _row_scores(
 ) -> torch.Tensor:
     """Q K1^T / sqrt(p), (B, h, s1, S), of tokens (B, S, H), keys of landmark tokens (B, s1, h, p) and the query layer by heads."""
     batch, count, num_heads, head_size = keys.shape
-    by_head = keys.flatten(0, 1).transpose(0, 1)  # (h, B s1, p)
+    by_head = (keys * head_size**-0.5).flatten(0, 1).transpose(0, 1)  # (h, B s1, p)
     weights = torch.bmm(by_head, query)  # (h, B s1, H)
     offsets = torch.bmm(by_head, query_bias[:, :, None])  # (h, B s1, 1)
     weights, offsets = (
         part.unflatten(1, (batch, count)).transpose(0, 1).flatten(1, 2).transpose(1, 2) for part in (weights, offsets)
     )
     # Tokens first, so that their gradient comes in their own layout; then with tokens last, which suits all that follows.
-    scale = head_size**-0.5
-    scores = torch.baddbmm(offsets, hidden_states, weights, beta=scale, alpha=scale)
+    scores = torch.baddbmm(offsets, hidden_states, weights)  # (B, S, h s1)
     return scores.transpose(1, 2).contiguous().unflatten(1, (num_heads, -1))
 
 
@@ -126,8 +118,9 @@ def _column_scores(
     summary, sums = (
         part.unflatten(1, (num_heads, count)).transpose(0, 1) for part in (summary, keys.sum(1, dtype=summary.dtype))
     )
-    scores = torch.bmm(summary.flatten(1, 2), query.transpose(1, 2)).unflatten(1, (batch, count))
-    return torch.addcmul(scores, sums[..., None], query_bias[:, None, None])
+    offsets = sums[..., None] * query_bias[:, None, None]  # (h, B, s2, p)
+    scores = torch.baddbmm(offsets.flatten(1, 2), summary.flatten(1, 2), query.transpose(1, 2))
+    return scores.unflatten(1, (batch, count))
 
 
 def _projected_mixture(
@@ -144,66 +137,53 @@ def _projected_mixture(
         vectors: R of each part, (B, h, s, p).
         norms: each part's LayerNorm over H. mask: (B, S), tokens to treat as if their mixture were zero.
 
-    LayerNorm of X^T R is X^T (R - mean) / std, so its scale and the projection act on R. The variance is a quadratic form in
-    X, taken as that within heads plus that between heads: E[x^2] - E[x]^2 would cancel.
     """
-    parts = len(norms)
-    affine = torch.stack([norm.weight for norm in norms] + [norm.bias for norm in norms])  # (2 parts, H)
-    gains, weight = affine[:parts], in_product_dtype(projection.weight)
-    gains_projected, biases_projected = F.linear(affine, weight).chunk(2)  # (parts, H)
+    parts, batch, length = len(norms), len(vectors[0]), coefficients[0].shape[-1]
+    weight = in_product_dtype(projection.weight)
+    gains = torch.stack([norm.weight for norm in norms]) / parts  # (parts, H)
     # Parts of one size go through all of this at once.
-    together = parts == 2 and vectors[0].shape == vectors[1].shape
-    if together:
-        groups = [(torch.stack(coefficients, 1), torch.stack(vectors, 1), gains, gains_projected)]
+    if parts == 2 and vectors[0].shape == vectors[1].shape:
+        groups = [(torch.stack(coefficients, 1), torch.stack(vectors, 1), gains)]
     else:
-        lists = coefficients, vectors, gains, gains_projected
-        groups = [
-            tuple(tensor[None] if tensor.dim() == 1 else tensor[:, None] for tensor in part) for part in zip(*lists)
-        ]
+        groups = [(x[:, None], r[:, None], g[None]) for x, r, g in zip(coefficients, vectors, gains)]
     pairs = [_normalised_mixture(*group, weight, norms[0].eps, mask) for group in groups]
     taken, rows = (torch.cat(tensors, 1) if len(pairs) > 1 else tensors[0] for tensors in zip(*pairs))
     # What every real token takes once; padding takes the projection's bias alone.
-    constant = biases_projected.mean(0)
+    constant = F.linear(torch.stack([norm.bias for norm in norms]).mean(0), weight)
     nothing = torch.zeros_like(constant) if projection.bias is None else in_product_dtype(projection.bias)
     constant = constant + nothing
     if mask is not None:
         constant = torch.where(mask[:, :, None], constant, nothing)
-    base = constant.expand(*taken.shape[:1], taken.shape[2], -1)
-    return torch.baddbmm(base, taken.transpose(1, 2).to(rows.dtype), rows, alpha=1 / parts)
+    return torch.baddbmm(constant.expand(batch, length, -1), taken.transpose(1, 2), rows)
 
 
 def _normalised_mixture(
-    x: torch.Tensor,
-    r: torch.Tensor,
-    gains: torch.Tensor,
-    gains_projected: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    mask: torch.Tensor | None,
+    x: torch.Tensor, r: torch.Tensor, gains: torch.Tensor, weight: torch.Tensor, eps: float, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """X / std (B, q h s, S) and M (B, q h s, H), such that the sum over the q parts of the projected norm of X^T R is (X / std)^T M.
+    """Y (B, n, S) and M (B, n, H), such that Y^T M is the sum over q parts of the projection of gain * norm(X^T R).
+
+    A head's share of X^T R is X^T (R - m) + X^T m 1^T, m (s) the means of its vectors, and of that LayerNorm takes away the mean over
+    heads of X^T m. So with the vectors [R - m; 1] and the coefficients [X; X^T m - mean] nothing has to be centred any more: the
+    variance is a sum of squares, without the cancellation of E[x^2] - E[x]^2, and the scale and the projection act on the vectors.
 
     Args:
-        x, r: X (B, q, h, s, S) and R (B, q, h, s, p). gains, gains_projected: the norms' (q, H), and what the projection makes of them.
-        weight: the projection's, (H, H).
+        x, r: X (B, q, h, s, S) and R (B, q, h, s, p). gains: (q, H). weight: the projection's, (H, H). mask: (B, S).
     """
-    _, parts, num_heads, _, head_size = r.shape
+    batch, parts, num_heads, _, head_size = r.shape
     with torch.autocast(x.device.type, enabled=False):
         x, r = at_least_float32(x), at_least_float32(r)
         means = r.mean(-1, keepdim=True)
-        centred = r - means
-        within = (centred @ centred.transpose(3, 4) @ x * x).sum((2, 3))  # (B, q, S), H times the variance within heads
-        of_heads = (means.transpose(3, 4) @ x).squeeze(3)  # (B, q, h, S)
-        between = (of_heads - of_heads.mean(2, keepdim=True)).square().mean(2)
-        variance = torch.add(between, within, alpha=1 / (num_heads * head_size))
-        inverse = torch.rsqrt(variance.clamp(min=0) + eps)
+        of_heads = means.transpose(3, 4) @ x  # (B, q, h, 1, S)
+        x = torch.cat((x, of_heads - of_heads.mean(2, keepdim=True)), 3)
+        r = F.pad(r - means, (0, 0, 0, 1), value=1.0)
+        squares = ((r @ r.transpose(3, 4) @ x) * x).sum((2, 3))  # (B, q, S), of all channels
+        size = num_heads * head_size
+        inverse = torch.rsqrt(squares.clamp(min=0) / size + eps)
         if mask is not None:
             inverse = inverse * mask[:, None]
-        taken = (x * inverse[:, :, None, None]).flatten(1, 3)
-        gained = r * gains.view(parts, num_heads, 1, head_size)
-    by_head = gained.permute(2, 0, 1, 3, 4).flatten(1, 3).to(weight.dtype)  # (h, B q s, p)
+        x = (x * inverse[:, :, None, None]).flatten(1, 3)
+        r = r * gains.view(parts, num_heads, 1, head_size)
+    by_head = r.permute(2, 0, 1, 3, 4).flatten(1, 3).to(weight.dtype)  # (h, B q (s + 1), p)
     rows = torch.bmm(by_head, weight.unflatten(1, (num_heads, -1)).permute(1, 2, 0))
-    rows = rows.unflatten(1, (len(x), parts, -1)).permute(1, 2, 0, 3, 4)  # (B, q, h, s, H)
-    means = means.to(rows.dtype)
-    rows = torch.addcmul(rows, means, gains_projected[:, None, None].to(rows.dtype), value=-1 / num_heads)
-    return taken, rows.flatten(1, 3)
+    rows = rows.unflatten(1, (batch, parts, -1)).permute(1, 2, 0, 3, 4)  # (B, q, h, s + 1, H)
+    return x.to(weight.dtype), rows.flatten(1, 3)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .numerics import at_least_float32, zero_padding
+from .numerics import at_least_float32, in_product_dtype, zero_padding
 from .smoother import Smoother
 
 
@@ -64,7 +64,10 @@ def short_smoother(
         smoothed = zero_padding(_short_convolution(smoother, inputs), mask)
     if not smoother.use_convolution_stem:
         return smoothed
-    both = torch.cat((smoothed, inputs), 2) if smoother.use_fourier_convolution else inputs
+    both = inputs
+    if smoother.use_fourier_convolution:
+        inputs = in_product_dtype(inputs)
+        both = torch.cat((smoothed.to(inputs.dtype), inputs), 2)
     return smoother.activate(convolve(both, smoother.stem.weight, smoother.stem.bias), mask, numbers)
 
 

@@ -8,6 +8,12 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def in_product_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as autocast hands it to a matrix product: cast once, where several products would each cast it."""
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+
+
 def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Zeroes the tokens of `tensor` (B, S, ...) that `mask` (B, S) excludes; a NaN there goes too."""
     if mask is None:
