@@ -140,7 +140,7 @@ def _projected_mixture(
     """
     parts, batch, length = len(norms), len(vectors[0]), coefficients[0].shape[-1]
     weight = in_product_dtype(projection.weight)
-    gains = torch.stack([norm.weight for norm in norms]) / parts  # (parts, H)
+    gains = torch.stack([norm.weight for norm in norms]) * (weight.shape[1] ** 0.5 / parts)  # (parts, H)
     # Parts of one size go through all of this at once.
     if parts == 2 and vectors[0].shape == vectors[1].shape:
         groups = [(torch.stack(coefficients, 1), torch.stack(vectors, 1), gains)]
@@ -160,16 +160,18 @@ def _projected_mixture(
 def _normalised_mixture(
     x: torch.Tensor, r: torch.Tensor, gains: torch.Tensor, weight: torch.Tensor, eps: float, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Y (B, n, S) and M (B, n, H), such that Y^T M is the sum over q parts of the projection of gain * norm(X^T R).
+    """Y (B, n, S) and M (B, n, H), such that Y^T M sums over q parts what the projection makes of gain * norm(X^T R).
 
     A head's share of X^T R is X^T (R - m) + X^T m 1^T, m (s) the means of its vectors, and of that LayerNorm takes away the mean over
     heads of X^T m. So with the vectors [R - m; 1] and the coefficients [X; X^T m - mean] nothing has to be centred any more: the
     variance is a sum of squares, without the cancellation of E[x^2] - E[x]^2, and the scale and the projection act on the vectors.
 
     Args:
-        x, r: X (B, q, h, s, S) and R (B, q, h, s, p). gains: (q, H). weight: the projection's, (H, H). mask: (B, S).
+        x, r: X (B, q, h, s, S) and R (B, q, h, s, p). gains: (q, H), already times sqrt(H). weight: the projection's,
+            (H, H). mask: (B, S).
     """
     batch, parts, num_heads, _, head_size = r.shape
+    size = num_heads * head_size  # H
     with torch.autocast(x.device.type, enabled=False):
         x, r = at_least_float32(x), at_least_float32(r)
         means = r.mean(-1, keepdim=True)
@@ -177,8 +179,7 @@ def _normalised_mixture(
         x = torch.cat((x, of_heads - of_heads.mean(2, keepdim=True)), 3)
         r = F.pad(r - means, (0, 0, 0, 1), value=1.0)
         squares = ((r @ r.transpose(3, 4) @ x) * x).sum((2, 3))  # (B, q, S), of all channels
-        size = num_heads * head_size
-        inverse = torch.rsqrt(squares.clamp(min=0) / size + eps)
+        inverse = torch.rsqrt(squares.relu() + size * eps)  # over the square root of H
         if mask is not None:
             inverse = inverse * mask[:, None]
         x = (x * inverse[:, :, None, None]).flatten(1, 3)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .numerics import at_least_float32, in_product_dtype, zero_padding
+from .numerics import at_least_float32, first_rows, in_product_dtype, zero_padding
 from .smoother import Smoother
 
 
@@ -216,7 +216,7 @@ def _transform_means(means: torch.Tensor, points: int) -> torch.Tensor:
 
 def _inverse_transform(spectrum: torch.Tensor, points: int, length: int) -> torch.Tensor:
     """The first S of M points of what has the Fourier transform (F, B, H), as (B, S, H)."""
-    return torch.fft.irfft(spectrum, n=points, dim=0)[:length].transpose(0, 1)
+    return first_rows(torch.fft.irfft(spectrum, n=points, dim=0), length).transpose(0, 1)
 
 
 def _short_spectrum(kernel: torch.Tensor, max_length: int, points: int) -> torch.Tensor:

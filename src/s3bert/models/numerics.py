@@ -14,6 +14,11 @@ def in_product_dtype(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
+def first_rows(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """The first rows of a tensor: itself where it has no more, which saves the gradient a pass."""
+    return tensor if length == tensor.shape[0] else tensor[:length]
+
+
 def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Zeroes the tokens of `tensor` (B, S, ...) that `mask` (B, S) excludes; a NaN there goes too."""
     if mask is None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .numerics import at_least_float32, zero_padding
+from .numerics import at_least_float32, first_rows, zero_padding
 
 
 def repeat_cyclically(tensor: torch.Tensor, length: int) -> torch.Tensor:
@@ -55,11 +55,12 @@ class PositionBatchNorm(nn.Module):
             numbers: (B, S), the tokens' positions where they are not their places; a permutation of these in each sequence.
         """
         length = hidden_states.shape[1]
-        if self.training and mask is None and numbers is None and not _several_processes():
+        alone = mask is None and not _several_processes()
+        if numbers is None and (alone or not self.training):
             return self._torch_batch_norm(hidden_states)
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         parameters = (self.weight, self.bias, self.running_mean, self.running_var)
-        weight, bias, mean, variance = (tensor[:length].to(dtype) for tensor in parameters)  # (S)
+        weight, bias, mean, variance = (first_rows(tensor, length).to(dtype) for tensor in parameters)  # (S)
         if self.training:
             mean, variance, count = self._batch_statistics(hidden_states, mask, numbers, mean, variance)
             inverse = torch.rsqrt(variance + self.eps)
@@ -68,11 +69,13 @@ class PositionBatchNorm(nn.Module):
         return _affine(hidden_states, numbers, weight, bias, mean, torch.rsqrt(variance + self.eps))
 
     def _torch_batch_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The same in torch's own operation, positions being its channels: where nothing is padded and nobody else counts."""
+        """The same in torch's own operation, whose channels are our positions: where statistics are of all entries, or given."""
         length = hidden_states.shape[1]
-        statistics = (None, None) if _in_recomputation() else (self.running_mean[:length], self.running_var[:length])
-        parameters = self.weight[:length], self.bias[:length]
-        return F.batch_norm(hidden_states, *statistics, *parameters, True, self.momentum, self.eps)
+        statistics = None, None
+        if not (self.training and _in_recomputation()):
+            statistics = first_rows(self.running_mean, length), first_rows(self.running_var, length)
+        parameters = first_rows(self.weight, length), first_rows(self.bias, length)
+        return F.batch_norm(hidden_states, *statistics, *parameters, self.training, self.momentum, self.eps)
 
     @torch.no_grad()
     def resize(self, length: int) -> None:
