@@ -27,6 +27,7 @@ from s3bert.models.fast_smoother import (
     folded_smoother,
     short_smoother,
 )
+from s3bert.models.numerics import zero_padding
 from s3bert.models.skeleton_attention import SkeletonAttention
 from s3bert.models.smoother import Smoother
 
@@ -75,6 +76,7 @@ class AttentionInForm(nn.Module):
         self.form = form
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        states = zero_padding(states, mask)
         if self.form == "low_rank":
             return low_rank_attention(self.attention, self.dense, states, mask)[0]
         compute = skip_kv_attention if self.form == "skip_kv" else SkeletonAttention.forward

@@ -303,7 +303,8 @@ def test_a_nan_under_the_mask_stays_there_and_no_mask_is_a_mask_of_ones():
     randomise(smoother).eval(), randomise(attention).eval()
     states, mask = torch.randn(2, 9, HIDDEN), torch.arange(9) < torch.tensor([[9], [5]])
     ones, none = torch.ones(2, 9, dtype=torch.bool), torch.zeros(2, 9, dtype=torch.bool)
-    assert torch.equal(smoother(states), smoother(states, ones))
+    # Up to rounding: without a mask torch has one operation for the norm.
+    torch.testing.assert_close(smoother(states), smoother(states, ones))
     assert torch.equal(attention(states)[0], attention(states, ones)[0])
     assert smoother(states, none).isfinite().all()
     assert attention(states, none)[0].isfinite().all()

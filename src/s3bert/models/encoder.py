@@ -24,8 +24,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from .configuration_encoder import EncoderConfig
-from .input_checks import check_ids, real_tokens
-from .numerics import token_numbers
+from .input_checks import check_ids, real_tokens, simplest
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -115,8 +114,8 @@ class EncoderModel(EncoderPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Embeddings (B, S, H), a boolean mask (B, S) and the tokens' numbers (B, S), of arguments that are checked first.
 
-        Mask and numbers are None where no mask is given. Positions are the numbers where none are given: a sequence has the
-        same wherever its padding is.
+        Mask and numbers are None where no mask is given, or where that is seen to make no difference (`simplest`). Positions are the
+        numbers where none are given: a sequence has the same wherever its padding is.
 
         Raises:
             ValueError: neither or both of the inputs; mask, types or positions of another shape; more than N tokens; on CPU
@@ -125,7 +124,7 @@ class EncoderModel(EncoderPreTrainedModel):
         """
         shape = self._check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
         mask = None if attention_mask is None else real_tokens(attention_mask, shape)
-        numbers = None if mask is None else token_numbers(mask)
+        mask, numbers = simplest(mask)
         embeddings = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,

@@ -1,5 +1,5 @@
 """Skeleton attention in fewer operations: exact re-associations of skeleton_attention.py, the direct form, up to the rounding of
-float32.
+float32. What they are given is zero at padding, as the smoother leaves it.
 
     skip-KV     full queries, but keys and values only where they are read: s1 tokens and s2 channels
     low-rank    a head mixes s1 + s2 vectors, so neither queries nor the output projection have to touch every token
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .numerics import at_least_float32, in_product_dtype, zero_padding
+from .numerics import at_least_float32, in_product_dtype
 from .skeleton_attention import SkeletonAttention, scale_keys, softmax_over
 
 
@@ -36,7 +36,6 @@ def skip_kv_attention(
     use_sdpa: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`attention(hidden_states, mask, use_sdpa)`, its key and value layers read."""
-    hidden_states = zero_padding(hidden_states, mask)
     places, counts, columns, lengths = attention.landmarks(hidden_states, mask)
     query = attention.heads(attention.query(hidden_states))  # (B, h, S, p)
     row_keys, row_values, keys, values = _keys_and_values(attention, hidden_states, places, columns)
@@ -56,7 +55,6 @@ def low_rank_attention(
     Row and column attention are parts of one mixture: coefficients X (B, h, s, S), how much each token takes of each of the vectors
     R (B, h, s, p). Tokens lie last in X, so that softmax and sums over a few vectors run along long rows.
     """
-    hidden_states = zero_padding(hidden_states, mask)
     places, counts, columns, lengths = attention.landmarks(hidden_states, mask)
     row_keys, row_values, keys, values = _keys_and_values(attention, hidden_states, places, columns)
     query = in_product_dtype(attention.query.weight).unflatten(0, (attention.num_heads, -1))  # (h, p, H)
@@ -138,7 +136,8 @@ def _projected_mixture(
         norms: each part's LayerNorm over H. mask: (B, S), tokens to treat as if their mixture were zero.
 
     """
-    parts, batch, length = len(norms), len(vectors[0]), coefficients[0].shape[-1]
+    parts = len(norms)
+    batch, _, _, length = coefficients[0].shape
     weight = in_product_dtype(projection.weight)
     gains = torch.stack([norm.weight for norm in norms]) * (weight.shape[1] ** 0.5 / parts)  # (parts, H)
     # Parts of one size go through all of this at once.
@@ -181,7 +180,8 @@ def _normalised_mixture(
         squares = ((r @ r.transpose(3, 4) @ x) * x).sum((2, 3))  # (B, q, S), of all channels
         inverse = torch.rsqrt(squares.relu() + size * eps)  # over the square root of H
         if mask is not None:
-            inverse = inverse * mask[:, None]
+            # Filled, not multiplied: an exporter drops so small an eps, and then the norm of nothing is infinite.
+            inverse = inverse.masked_fill(~mask[:, None], 0)
         x = (x * inverse[:, :, None, None]).flatten(1, 3)
         r = r * gains.view(parts, num_heads, 1, head_size)
     by_head = r.permute(2, 0, 1, 3, 4).flatten(1, 3).to(weight.dtype)  # (h, B q (s + 1), p)

@@ -59,15 +59,14 @@ def short_smoother(
 ) -> torch.Tensor:
     """`smoother(hidden_states, mask, numbers)` with a short FFT, and the stem in the layout that runs fastest."""
     inputs = smoother.inputs(hidden_states, mask)
-    smoothed = inputs
-    if smoother.use_fourier_convolution:
-        smoothed = zero_padding(_short_convolution(smoother, inputs), mask)
+    smoothed = _short_convolution(smoother, inputs) if smoother.use_fourier_convolution else inputs
     if not smoother.use_convolution_stem:
-        return smoothed
+        return zero_padding(smoothed, mask)
     both = inputs
     if smoother.use_fourier_convolution:
+        # The filter's output goes on beyond the last token, and the stem's kernel of 3 would carry it back.
         inputs = in_product_dtype(inputs)
-        both = torch.cat((smoothed.to(inputs.dtype), inputs), 2)
+        both = torch.cat((zero_padding(smoothed.to(inputs.dtype), mask), inputs), 2)
     return smoother.activate(convolve(both, smoother.stem.weight, smoother.stem.bias), mask, numbers)
 
 

@@ -6,6 +6,8 @@ eager mode alone; elsewhere torch's own errors stand.
 
 import torch
 
+from .numerics import token_numbers
+
 
 def is_readable(tensor: torch.Tensor) -> bool:
     """Whether its values may be read: on CPU, in eager mode."""
@@ -62,6 +64,21 @@ def real_tokens(attention_mask: torch.Tensor, shape: torch.Size) -> torch.Tensor
                 "give 1 at real tokens and 0 at padding."
             )
     return attention_mask != 0
+
+
+def simplest(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The mask (B, S), and each token's number in its sequence (B, S), where they make a difference, None where they do not.
+
+    Where it is readable, a mask of nothing but real tokens is none, and behind padding on the right places are the numbers.
+    """
+    if mask is None:
+        return None, None
+    if is_readable(mask):
+        if mask.all():
+            return None, None
+        if not (mask[:, 1:] & ~mask[:, :-1]).any():
+            return mask, None
+    return mask, token_numbers(mask)
 
 
 def check_classes(labels: torch.Tensor, logits: torch.Tensor, setting: str) -> None:

@@ -16,7 +16,8 @@ def in_product_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 def first_rows(tensor: torch.Tensor, length: int) -> torch.Tensor:
     """The first rows of a tensor: itself where it has no more, which saves the gradient a pass."""
-    return tensor if length == tensor.shape[0] else tensor[:length]
+    # A program that is exported for all lengths must not ask.
+    return tensor if not torch.compiler.is_exporting() and length == tensor.shape[0] else tensor[:length]
 
 
 def zero_padding(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -48,15 +48,14 @@ class PositionBatchNorm(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, numbers: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(B, S, H) -> (B, S, H).
+        """(B, S, H) -> (B, S, H), zero at padding that is finite.
 
         Args:
             mask: (B, S), True at real tokens.
             numbers: (B, S), the tokens' positions where they are not their places; a permutation of these in each sequence.
         """
         length = hidden_states.shape[1]
-        alone = mask is None and not _several_processes()
-        if numbers is None and (alone or not self.training):
+        if mask is None and not (self.training and _several_processes()):
             return self._torch_batch_norm(hidden_states)
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         parameters = (self.weight, self.bias, self.running_mean, self.running_var)
@@ -66,7 +65,7 @@ class PositionBatchNorm(nn.Module):
             inverse = torch.rsqrt(variance + self.eps)
             statistics = (weight, bias, mean, inverse, count)
             return _Normalisation.apply(hidden_states, mask, numbers, *statistics, self._over_processes)
-        return _affine(hidden_states, numbers, weight, bias, mean, torch.rsqrt(variance + self.eps))
+        return _affine(hidden_states, mask, numbers, weight, bias, mean, torch.rsqrt(variance + self.eps))
 
     def _torch_batch_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The same in torch's own operation, whose channels are our positions: where statistics are of all entries, or given."""
@@ -101,22 +100,22 @@ class PositionBatchNorm(nn.Module):
         # tensor; torch.var_mean takes ten times as long.
         inputs = at_least_float32(hidden_states)
         _, means, inverse = torch.native_layer_norm(inputs, (hidden,), None, None, 0.0)  # (B, S, 1)
-        means, squares = zero_padding(means[..., 0], mask), zero_padding(hidden / inverse[..., 0].square(), mask)
-        real = torch.ones_like(means) if mask is None else mask.to(means.dtype)
-        means, squares, real = (_by_position(tensor, numbers) for tensor in (means, squares, real))
-        count, total = self._over_processes(real.sum(0) * hidden, means.sum(0) * hidden)
-        mean = total / count.clamp(min=1)
-        squares = squares + hidden * real * (means - mean).square()
-        (squares,) = self._over_processes(squares.sum(0))
-        variance = squares / count.clamp(min=1)
+        of_tokens = (zero_padding(tensor[..., 0], mask) for tensor in (means, inverse.pow(-2)))
+        means, variances = (_by_position(tensor, numbers) for tensor in of_tokens)
+        real = _by_position(torch.ones_like(means) if mask is None else mask.to(means.dtype), numbers)
+        tokens, total = self._over_processes(real.sum(0), means.sum(0))
+        mean = total / tokens.clamp(min=1)
+        deviations = (means - mean) * real
+        (squares,) = self._over_processes(torch.addcmul(variances, deviations, deviations).sum(0))  # over H
+        variance = squares / tokens.clamp(min=1)
 
-        reached = count > 0
+        reached = tokens > 0
         if not _in_recomputation():
             weight = (reached * self.momentum).to(self.running_mean.dtype)
-            unbiased = squares / (count - 1).clamp(min=1)
-            self.running_mean[:length].lerp_(mean.to(weight.dtype), weight)
-            self.running_var[:length].lerp_(unbiased.to(weight.dtype), weight)
-        return torch.where(reached, mean, running_mean), torch.where(reached, variance, running_var), count
+            unbiased = squares / (tokens - 1 / hidden).clamp(min=1 / hidden)
+            first_rows(self.running_mean, length).lerp_(mean.to(weight.dtype), weight)
+            first_rows(self.running_var, length).lerp_(unbiased.to(weight.dtype), weight)
+        return torch.where(reached, mean, running_mean), torch.where(reached, variance, running_var), tokens * hidden
 
     def _over_processes(self, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Sums each (S) tensor over all processes, which may hold different lengths S up to N."""
@@ -149,14 +148,14 @@ class _Normalisation(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(hidden_states, mask, numbers, weight, mean, inverse, count)
         ctx.over_processes = over_processes
-        return _affine(hidden_states, numbers, weight, bias, mean, inverse)
+        return _affine(hidden_states, mask, numbers, weight, bias, mean, inverse)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_states, mask, numbers, weight, mean, inverse, count = ctx.saved_tensors
         inputs, outer = at_least_float32(hidden_states), at_least_float32(gradient)
-        of_tokens = outer.sum(2), torch.linalg.vecdot(outer, inputs)  # (B, S)
+        of_tokens = (zero_padding(sums, mask) for sums in (outer.sum(2), torch.linalg.vecdot(outer, inputs)))  # (B, S)
         sums, products = (_by_position(tensor, numbers).sum(0) for tensor in of_tokens)
         products = products - mean * sums  # of gradient and deviation
         scale = weight * inverse
@@ -167,7 +166,7 @@ class _Normalisation(torch.autograd.Function):
         offset = -share * total - slope * mean
         slope, offset, scale = (_of_tokens(tensor, numbers) for tensor in (slope, offset, scale))
         if mask is not None:
-            slope, offset = slope * mask, offset * mask  # (B, S)
+            slope, offset, scale = slope * mask, offset * mask, scale * mask  # (B, S)
         through_statistics = torch.addcmul(offset[..., None], inputs, slope[..., None])
         inner = through_statistics.addcmul_(outer, scale[..., None]).to(hidden_states.dtype)
         return inner, None, None, products * inverse, sums, None, None, None, None
@@ -175,16 +174,19 @@ class _Normalisation(torch.autograd.Function):
 
 def _affine(
     hidden_states: torch.Tensor,
+    mask: torch.Tensor | None,
     numbers: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor,
     mean: torch.Tensor,
     inverse: torch.Tensor,
 ) -> torch.Tensor:
-    """weight (x - mean) / std + bias in one pass, (B, S, H), of (S) statistics in at least float32."""
+    """weight (x - mean) / std + bias in one pass, (B, S, H), of (S) statistics in at least float32; zero at padding."""
     scale = weight * inverse
     shift = bias - mean * scale
     scale, shift = _of_tokens(scale, numbers), _of_tokens(shift, numbers)
+    if mask is not None:
+        scale, shift = scale * mask, shift * mask
     return torch.addcmul(shift[..., None], at_least_float32(hidden_states), scale[..., None]).to(hidden_states.dtype)
 
 

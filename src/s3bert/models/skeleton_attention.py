@@ -98,7 +98,7 @@ class SkeletonAttention(nn.Module):
         hidden_states = zero_padding(hidden_states, mask)
         query, key, value = (self.heads(linear(hidden_states)) for linear in (self.query, self.key, self.value))
         places, counts, columns, lengths = self.landmarks(hidden_states, mask)
-        index = places[:, None, :, None].expand(len(key), self.num_heads, -1, self.head_size)
+        index = places[:, None, :, None].expand(key.shape[0], self.num_heads, -1, self.head_size)
         row_parts = key.gather(2, index), value.gather(2, index)  # K1, V1: (B, h, s1, p)
         scaled = scale_keys(key[..., columns].transpose(1, 2), lengths, mask).transpose(1, 2)
         column_parts = scaled, value[..., columns]  # K2 / sqrt(n), V2: (B, h, S, s2)
@@ -179,7 +179,7 @@ class SkeletonAttention(nn.Module):
             # The default generator: gradient checkpointing restores it, so that the second pass draws the same landmarks.
             rows = torch.randperm(self.landmark_length, device=rows.device)[: self.num_row_samples].sort().values
             columns = torch.randperm(self.head_size, device=rows.device)[: self.num_column_samples].sort().values
-        if mask is None and length == self.landmark_length and not torch.compiler.is_exporting():
+        if mask is None and not torch.compiler.is_exporting() and length == self.landmark_length:
             return rows[None], None, columns, length
 
         lengths = torch.full((1, 1), length, device=rows.device) if mask is None else mask.sum(1, keepdim=True)
@@ -203,8 +203,8 @@ def scale_keys(keys: torch.Tensor, lengths: torch.Tensor | int, mask: torch.Tens
     """
     if mask is None:
         return keys * lengths**-0.5
-    scale = mask * lengths.clamp(min=1).rsqrt()  # (B, S)
-    return keys * scale.to(keys.dtype).view(*scale.shape, *[1] * (keys.dim() - 2))
+    scale = mask * lengths.clamp(min=1).to(keys.dtype).rsqrt()  # (B, S)
+    return keys * scale.view(*scale.shape, *[1] * (keys.dim() - 2))
 
 
 def softmax_over(scores: torch.Tensor, counts: torch.Tensor | None, dim: int) -> torch.Tensor:

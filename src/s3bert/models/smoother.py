@@ -95,7 +95,7 @@ class Smoother(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, numbers: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(B, S, H) -> (B, S, H), Algorithm 2 line by line; `numbers` are the per-position norm's."""
+        """(B, S, H) -> (B, S, H), zero at padding, Algorithm 2 line by line; `numbers` are the per-position norm's."""
         inputs = self.inputs(hidden_states, mask)  # x
         smoothed = inputs
         if self.use_fourier_convolution:
@@ -142,6 +142,7 @@ class Smoother(nn.Module):
             norm, exact = self.norm, at_least_float32(features)
             weight, bias = norm.weight.to(exact.dtype), norm.bias.to(exact.dtype)
             normalised = F.layer_norm(exact, exact.shape[2:], weight, bias, norm.eps).to(features.dtype)
+            normalised = zero_padding(normalised, mask)
         return self.dropout(STEM_ACTIVATIONS[self.stem_activation](normalised))
 
     @torch.no_grad()
