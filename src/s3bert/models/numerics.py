@@ -11,7 +11,9 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 def in_product_dtype(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as autocast hands it to a matrix product: cast once, where several products would each cast it."""
     kind = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
 
 
 def first_rows(tensor: torch.Tensor, length: int) -> torch.Tensor:
