@@ -32,6 +32,7 @@ from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraModel
 from s3bert.models.modeling_ponet import PoNetModel
 from s3bert.models.modeling_s3bert import S3BertModel
+from s3bert.models.sparse_baselines import transform_in_float32
 
 from .arguments import EncoderSize
 
@@ -106,7 +107,7 @@ def _bert(size: EncoderSize, length: int, attention: str) -> PreTrainedModel:
 def _fnet(size: EncoderSize, length: int) -> PreTrainedModel:
     fields = _fields(size, length)
     del fields["num_attention_heads"], fields["attention_probs_dropout_prob"]
-    return FNetModel(FNetConfig(**fields), add_pooling_layer=False)
+    return transform_in_float32(FNetModel(FNetConfig(**fields), add_pooling_layer=False))
 
 
 def _nystromformer(size: EncoderSize, length: int) -> PreTrainedModel:

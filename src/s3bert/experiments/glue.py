@@ -13,6 +13,7 @@ from datasets import Dataset
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.data.shuffled import ShuffledBatches
 from s3bert.files import as_markdown, write_text
+from s3bert.models.sparse_baselines import transform_in_float32
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.glue import GLUE_TASKS, glue_dataset, rows_crc32, shortfall
 from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
@@ -56,7 +57,7 @@ def finetune(
         )
 
     def train_trial(trial: TrainingConfig) -> TrainingResult:
-        model = start.classifier(GLUE_TASKS[name].label_names, trial.seed)
+        model = transform_in_float32(start.classifier(GLUE_TASKS[name].label_names, trial.seed))
         batches = ShuffledBatches(encoded("train"), trial.sequences_per_step, trial.seed, group_by_length)
         held_out = {split: encoded(split) for split in splits if split != "train"}
         evaluation = GlueEvaluation(name, held_out, trial.per_device_eval_batch_size, Path(trial.output_dir))

@@ -37,7 +37,8 @@ class LinformerAttention(HeadAttention):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
             numbers = numbered_tokens(query, mask)
             key, value = (
-                projection[numbers][:, None].transpose(2, 3) @ zero_padded_keys(states, mask)  # (B, h, k, p)
+                at_least_float32(projection)[numbers][:, None].transpose(2, 3)
+                @ zero_padded_keys(states, mask)  # (B, h, k, p)
                 for projection, states in ((self.key_projection, key), (self.value_projection, value))
             )
             weights = (query @ key.transpose(2, 3) / self.head_size**0.5).softmax(3)

@@ -289,7 +289,7 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
         if torch.compiler.is_compiling() or (self.training and mask.device.type != "cpu"):
             return False
         starts = mask[:, 0].sum() + (mask[:, 1:] & ~mask[:, :-1]).sum()
-        return bool(starts <= mask.shape[0]) and bool(mask.any(1).all())
+        return bool((starts <= mask.shape[0]) & mask.any(1).all())
 
 
 class S3BertForMaskedLM(MaskedLM, S3BertPreTrainedModel):
