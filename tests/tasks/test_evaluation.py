@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import BertTokenizer
 
 from s3bert.tasks.copying import CopyBatches, CopyEvaluation
+from s3bert.tasks.evaluation import shard_batches
 from s3bert.tasks.forecasting import ForecastEvaluation, Windows
 from s3bert.tasks.glue import GLUE_TASKS
 from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
@@ -34,7 +35,10 @@ class Answers:
     def __init__(self, outputs: int, pooled: bool):
         self.outputs, self.pooled, self.calls = outputs, pooled, 0
 
-    def __call__(self, input_ids: torch.Tensor, **_) -> SimpleNamespace:
+    def __call__(self, **batch) -> SimpleNamespace:
+        return self.forward(**batch)
+
+    def forward(self, input_ids: torch.Tensor, **_) -> SimpleNamespace:
         self.calls += 1
         logits = torch.sin(input_ids[..., None] * torch.arange(1.0, self.outputs + 1))  # (B, S, C)
         return SimpleNamespace(logits=3 * logits.mean(1) if self.pooled else logits)
@@ -86,6 +90,13 @@ def _one_of_several(rank: int, size: int, port: int, batch_size: int, folder: Pa
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     (folder / f"{rank}.json").write_text(json.dumps(measure(batch_size)))
     torch.distributed.destroy_process_group()
+
+
+def test_batches_are_copied_to_a_gpu_from_pinned_memory_without_a_wait():
+    of_a_gpu = SimpleNamespace(device=torch.device("cuda"), num_processes=1, process_index=0)
+    loader = shard_batches([{"input_ids": torch.zeros(1, 2)}], of_a_gpu)
+    assert loader.pin_memory
+    assert loader._non_blocking
 
 
 @pytest.mark.parametrize(("size", "batch_size"), [(2, 3), (3, 3), (3, ROWS)], ids=["5 on 2", "5 on 3", "1 on 3"])

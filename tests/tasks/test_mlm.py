@@ -6,6 +6,7 @@ import torch
 from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertTokenizer
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
@@ -89,6 +90,19 @@ def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
         ShortSequences(length=5, steps=2, block_size=12)
 
 
+class CountUnknownShapes(TorchDispatchMode):
+    """Counts operators whose outputs have as many rows as some values say, which the host has to wait for."""
+
+    found = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        chooses = operator is torch.ops.aten.index.Tensor and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        self.found += chooses or operator is torch.ops.aten.nonzero.default
+        return operator(*args, **(kwargs or {}))
+
+
 def test_held_out_figures_are_means_over_predicted_tokens():
     model = S3BertForMaskedLM(
         S3BertConfig(
@@ -107,6 +121,20 @@ def test_held_out_figures_are_means_over_predicted_tokens():
     assert figures["perplexity"] == pytest.approx(np.exp(expected), rel=1e-4)
     predicted = labels != -100
     assert figures["accuracy"] == pytest.approx((logits.argmax(-1) == labels)[predicted].float().mean().item())
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_an_evaluation_decodes_what_is_predicted_and_never_waits_to_know_how_many_that_are(sparse):
+    sizes = dict(vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = S3BertForMaskedLM(S3BertConfig(**sizes, max_position_embeddings=12, sparse_prediction=sparse)).eval()
+    held_out = MlmEvaluation(NumberedBlocks(21), Masking.for_tokenizer(TOKENIZER), batch_size=4, max_blocks=10)
+    decoded = []
+    model.cls.register_forward_hook(lambda module, inputs, logits: decoded.append(logits.shape[:-1].numel()))
+    with CountUnknownShapes() as counter:
+        held_out(model, Accelerator())
+    predicted = [int((batch["labels"] != -100).sum()) for batch in held_out.batches]
+    assert decoded == (predicted if sparse else [4 * 12, 4 * 12, 2 * 12])
+    assert counter.found == 0
 
 
 @pytest.mark.parametrize("probability", [0, 1, 15])

@@ -131,7 +131,7 @@ class MaskedLM(Head):
         **kwargs: Any,
     ) -> MaskedLMOutput | tuple:
         """`labels` (B, S) hold the original ids at masked positions and -100 elsewhere. `logits` are (B, S, V); with
-        `sparse_prediction`, in training with labels, (labelled positions, V) in reading order.
+        `sparse_prediction` and labels, in training or with `max_predictions`, (labelled positions, V) in reading order.
 
         Counting those positions makes the host wait for an accelerator and breaks a compiled graph. A caller who knows
         that they are at most `max_predictions` gets `logits` (max_predictions, V) without either: the rows beyond the
@@ -142,7 +142,8 @@ class MaskedLM(Head):
         """
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden_states = outputs[0]
-        if self.config.sparse_prediction and self.training and labels is not None:
+        sparse = self.config.sparse_prediction and (self.training or max_predictions is not None)
+        if sparse and labels is not None:
             hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)
         logits = self.cls(hidden_states)
         loss = None if labels is None else mean_cross_entropy(logits, labels, num_items_in_batch, "vocab_size")

@@ -1,4 +1,4 @@
-"""Transformers' BERT and FNet for comparisons: in training their masked-LM head decodes labelled positions alone.
+"""Transformers' BERT and FNet for comparisons: their masked-LM head decodes labelled positions alone.
 
 S3BERT and PoNet do so by `sparse_prediction`; at small sizes decoding every position takes 40% of a step, and times would compare
 decoders. Loss and gradients are Transformers' own. Names are too, so that a saved folder is one of Transformers'.
@@ -42,7 +42,7 @@ def transform_in_float32(model: Model) -> Model:
 
 
 class LabelledPositions(_MaskedLM):
-    """To stand before a masked-LM class with an encoder and a head `cls`; evaluation is that class's own."""
+    """To stand before a masked-LM class with an encoder and a head `cls`; without labels it is that class."""
 
     def forward(
         self,
@@ -51,8 +51,8 @@ class LabelledPositions(_MaskedLM):
         max_predictions: int | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """In training with labels (B, S), `logits` are (P, V): see `MaskedLM.forward`."""
-        if not self.training or labels is None:
+        """With labels (B, S), in training or with `max_predictions`, `logits` are (P, V): see `MaskedLM.forward`."""
+        if labels is None or not (self.training or max_predictions is not None):
             return super().forward(input_ids, labels=labels, **kwargs)
         hidden_states = self.base_model(input_ids, **kwargs)[0]  # (B, S, H)
         hidden_states, labels = labelled_positions(hidden_states, labels, max_predictions)

@@ -68,10 +68,9 @@ class CopyEvaluation:
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         sums = torch.zeros(3, device=accelerator.device)  # loss, right predictions, predictions
         for batch in shard_batches(self.batches, accelerator):
-            counted = batch["labels"] != _IGNORED
-            logits, labels = model(input_ids=batch["input_ids"]).logits.float()[counted], batch["labels"][counted]
-            loss = F.cross_entropy(logits, labels, reduction="sum")
-            row = torch.stack([loss, (logits.argmax(1) == labels).sum(), counted.sum()])
+            logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED, reduction="sum")
+            row = torch.stack([loss, (logits.argmax(-1) == labels).sum(), (labels != _IGNORED).sum()])
             sums += accelerator.gather_for_metrics(row[None]).sum(0)
         loss, right, count = sums.tolist()
         return {"loss": loss / count, "accuracy": right / count, "score": right / count}

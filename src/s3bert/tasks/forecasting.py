@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import nn
 
-from .evaluation import shard_batches
+from .evaluation import on_device, shard_batches
 from .series import Series
 
 
@@ -231,7 +230,7 @@ class ForecastEvaluation:
         limit = len(self.windows) // self.dropped_batch * self.dropped_batch if self.dropped_batch else 0
         sums = 0  # (2, 3): of all windows, and of those before `limit`
         for chosen in shard_batches(_batches(self.windows, self.batch_size), accelerator):
-            batch = send_to_device(self.windows.batch(chosen), accelerator.device)
+            batch = on_device(self.windows.batch(chosen), accelerator)
             forecast, truth = model(past_values=batch["past_values"]).prediction_outputs, batch["future_values"]
             kept = max(0, limit - int(chosen[0]))
             row = torch.stack([error_sums(forecast, truth), error_sums(forecast[:kept], truth[:kept])])

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch import nn
 from torch.nn import functional as F
@@ -17,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from s3bert.files import write_text
 
-from .evaluation import shard_batches
+from .evaluation import on_device, shard_batches
 from .glue import GLUE_TASKS, GlueMetric, GlueTask
 
 
@@ -127,7 +126,7 @@ class GlueEvaluation:
         batches = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
         sorted_logits = []
         for chosen in shard_batches(batches, accelerator):
-            batch = send_to_device(rows.batch(chosen), accelerator.device)
+            batch = on_device(rows.batch(chosen), accelerator)
             del batch["labels"]
             outputs = model(**batch).logits.float()  # (B, C)
             outputs = F.pad(outputs, (0, 0, 0, self.batch_size - len(outputs)))  # processes gather equal shapes only

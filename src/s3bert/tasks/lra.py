@@ -21,12 +21,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import nn
 
 from s3bert.data.shuffled import ShuffledBatches
 
-from .evaluation import shard_batches
+from .evaluation import on_device, shard_batches
 from .labels import check_labels
 from .listops import read_listops
 from .mlm import Masking
@@ -333,7 +332,7 @@ class LraEvaluation:
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         sums = torch.zeros(2, device=accelerator.device)  # loss, right answers
         for chosen in shard_batches(self.batches, accelerator):
-            batch = send_to_device(self.examples.batch(chosen), accelerator.device)
+            batch = on_device(self.examples.batch(chosen), accelerator)
             logits, labels = model(input_ids=batch["input_ids"]).logits.float(), batch["labels"]
             loss = F.cross_entropy(logits, labels, reduction="sum")
             row = torch.stack([loss, (logits.argmax(1) == labels).sum()])

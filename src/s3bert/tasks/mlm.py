@@ -4,6 +4,7 @@ Masking is BERT's (15% of the tokens, of these 80% [MASK], 10% a random token, 1
 dynamic, and drawn for the global batch of a step from (seed, step): the same for any number of processes and workers.
 """
 
+import inspect
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,24 +174,34 @@ class MlmEvaluation:
     def __init__(self, blocks: Blocks, masking: Masking, batch_size: int, max_blocks: int | None = None):
         count = len(blocks) if max_blocks is None else min(max_blocks, len(blocks))
         chosen = np.linspace(0, len(blocks) - 1, count).astype(int)
-        self.batches = [
-            masking(
-                np.stack([blocks[i] for i in chosen[start : start + batch_size]]), np.random.default_rng([0, start])
-            )
-            for start in range(0, count, batch_size)
-        ]
+        self.batches = []
+        for start in range(0, count, batch_size):
+            tokens = np.stack([blocks[i] for i in chosen[start : start + batch_size]])
+            batch = masking(tokens, np.random.default_rng([0, start]))
+            places = (batch["labels"].flatten() != -100).nonzero()[
+                :, 0
+            ]  # known here, they need not be found on a device
+            self.batches.append(batch | {"places": places, "targets": batch["labels"].flatten()[places]})
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Evaluates on all processes together; every process gets the same metrics."""
         sums = torch.zeros(3, dtype=torch.float32, device=accelerator.device)  # loss, right predictions, predictions
+        sparse = _decodes_labelled_positions(getattr(model, "module", model))  # DistributedDataParallel's
         for batch in shard_batches(self.batches, accelerator):
-            logits = model(input_ids=batch["input_ids"]).logits
-            predicted = batch["labels"] != -100
-            logits, labels = logits[predicted].float(), batch["labels"][predicted]
-            loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-            row = torch.stack([loss, (logits.argmax(-1) == labels).sum(), predicted.sum()])
+            targets = batch["targets"]
+            asked = {"labels": batch["labels"], "max_predictions": len(targets)} if sparse else {}
+            logits = model(input_ids=batch["input_ids"], **asked).logits
+            logits = (logits if sparse else logits.flatten(0, 1).index_select(0, batch["places"])).float()  # (P, V)
+            loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
+            row = torch.stack([loss, (logits.argmax(-1) == targets).sum(), loss.new_full((), len(targets))])
             sums += accelerator.gather_for_metrics(row[None]).sum(0)
         loss, right, count = sums.tolist()
         mean = loss / count
         return {"loss": mean, "perplexity": float(np.exp(min(mean, 700.0))), "accuracy": right / count}
+
+
+def _decodes_labelled_positions(model: nn.Module) -> bool:
+    """Whether it gives logits of labelled positions alone where it is told how many there are."""
+    takes = "max_predictions" in inspect.signature(model.forward).parameters
+    return takes and getattr(model.config, "sparse_prediction", True)
