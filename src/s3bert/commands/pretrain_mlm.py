@@ -138,9 +138,11 @@ def _pretrain(
     if processes.is_main_process and not all_checkpoints(folder):  # it tells of those, until they have proved to fit
         save_arguments(*arguments)
 
-    # At a block's length and a micro-batch's size, before several processes share the model.
-    sample = {name: rows[: training.per_device_train_batch_size] for name, rows in held_out.batches[0].items()}
-    flops = training_flops(model, sample) / sample["input_ids"].numel()
+    flops = 0.0
+    if processes.is_main_process:  # at a block's length, before several processes share the model
+        size = training.per_device_train_batch_size
+        sample = {name: held_out.batches[0][name][:size] for name in ("input_ids", "labels")}
+        flops = training_flops(model, sample) / sample["input_ids"].numel()
     result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer, settings=settings)
     if processes.is_main_process:
         save_arguments(*arguments)

@@ -5,13 +5,14 @@ eager mode alone; elsewhere torch's own errors stand.
 """
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .numerics import token_numbers
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether its values may be read: on CPU, in eager mode."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether its values may be read: on CPU, in eager mode, and where it has any, as it has not while FLOPs are counted."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not isinstance(tensor, FakeTensor)
 
 
 def check_ids(name: str, ids: torch.Tensor, shape: torch.Size, size: int, remedy: str) -> None:

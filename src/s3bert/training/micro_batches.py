@@ -1,6 +1,5 @@
 """From global batches to what one process computes: its micro-batches with their weights, prepared ahead."""
 
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+
+from .flops import takes_max_predictions
 
 
 _STEPS_AHEAD = 2  # steps whose batches are prepared while the device computes
@@ -40,7 +41,7 @@ class MicroBatches(Dataset):
     def __init__(self, batches: Batches, size: int, count: int, process: int, processes: int, model: nn.Module):
         self.batches, self.size, self.count = batches, size, count
         self.process, self.processes = process, processes
-        self.bounds_predictions = "max_predictions" in inspect.signature(model.forward).parameters
+        self.bounds_predictions = takes_max_predictions(model)
 
     def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, Any], float]], int]:
         """[(micro-batch, its share of the step's labelled items)], tokens of the global batch."""
