@@ -19,9 +19,12 @@ import threading
 import time
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
+from accelerate.state import AcceleratorState, PartialState
+from safetensors.torch import load_file
 from tiny_pretraining import LENGTH, NO_DROPOUT, SIZES, MadeUpBlocks, exact, pretrain, tokenizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -38,6 +41,7 @@ from s3bert import (
     S3BertForTokenClassification,
 )
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
+from s3bert.training import loop
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, validate_checkpoint, written_aside
 from s3bert.training.log import read_log
@@ -407,6 +411,8 @@ def _one_of_two(rank: int, port: int, output_dir: str, model_settings: dict, set
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if rank > 0:
+        loop.training_flops = loop.peak_flops = None  # the first process counts and measures for all
     pretrain(Path(output_dir), model_settings, **settings)
 
 
@@ -506,6 +512,55 @@ def test_a_model_sharded_over_two_processes_has_the_loss_and_gradients_of_a_whol
     assert [child.exitcode for child in pair] == [0, 0]
 
 
+class ShardsOnCpus(AcceleratorState):
+    """accelerate's, which takes processes without accelerators for DistributedDataParallel's whatever was configured: patched here
+    alone, so that FSDP2 can be tested on CPUs."""
+
+    def __init__(self, *arguments, fsdp_plugin=None, **settings):
+        super().__init__(*arguments, fsdp_plugin=fsdp_plugin, **settings)
+        self.fsdp_plugin = fsdp_plugin
+        self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def _one_of_two_shards(rank: int, port: int, output_dir: str, settings: dict) -> None:
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+    accelerate.accelerator.AcceleratorState = ShardsOnCpus
+    _one_of_two(rank, port, output_dir, SHARDED, settings)
+
+
+# Rows that two processes cannot share alike, and parameters of which the second holds nothing.
+SHARDED = NO_DROPOUT | {"smoother_norm": "layer", "num_attention_heads": 1}
+
+
+def _log_of_two_shards(output_dir: Path, **settings) -> list[dict]:
+    port = free_port()
+    pair = [processes.Process(target=_one_of_two_shards, args=(r, port, str(output_dir), settings)) for r in range(2)]
+    for child in pair:
+        child.start()
+    for child in pair:
+        child.join()
+    assert [child.exitcode for child in pair] == [0, 0]
+    return read_log(output_dir / "log.jsonl")
+
+
+def test_a_sharded_run_has_the_losses_of_a_whole_one_and_goes_on_from_its_checkpoint_and_from_a_whole_ones(tmp_path):
+    whole = dict(global_batch_size=8, eval_steps=3, save_steps=3, num_warmup_steps=0) | GENTLE
+    pretrain(tmp_path / "one", SHARDED, **whole, per_device_train_batch_size=4)
+    alone = read_log(tmp_path / "one" / "log.jsonl")
+    settings = whole | dict(per_device_train_batch_size=2)
+    _assert_the_same_run(alone, _log_of_two_shards(tmp_path / "two", **settings))
+    last = [load_file(tmp_path / run / "checkpoint-6" / "optimizer.safetensors") for run in ("one", "two")]
+    assert last[0].keys() == last[1].keys()
+    for name, tensor in last[0].items():
+        # After six steps a ReLU at 0 may have rounded to either side; a parameter that was lost would be wrong by all of it.
+        assert (last[1][name] - tensor).norm() <= 0.1 * tensor.norm(), name
+    for run in ("one", "two"):  # a checkpoint is the same whoever wrote it
+        shutil.rmtree(tmp_path / run / "checkpoint-6")
+        shutil.copytree(tmp_path / run, tmp_path / f"again-{run}")
+        resumed = _log_of_two_shards(tmp_path / f"again-{run}", **settings, resume_from_checkpoint="latest")
+        _assert_the_same_run(alone, resumed)
+
+
 def test_early_stopping_waits_its_patience_and_saves(tmp_path):
     still = {"smoother_norm": "layer"}  # BatchNorm's running statistics move even when nothing learns
     result = pretrain(
@@ -567,6 +622,45 @@ def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_pa
     assert [record["loss"] for record in result.history if "loss" in record] == pytest.approx(
         [record["loss"] for record in eager.history if "loss" in record], rel=1e-4
     )
+
+
+@pytest.mark.slow
+def test_a_day_of_lengths_in_training_and_evaluation_stays_compiled(monkeypatch):
+    quick = functools.partialmethod(torch.nn.Module.compile, backend="eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", quick)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = S3BertForMaskedLM(S3BertConfig(**sizes, vocab_size=99, max_position_embeddings=256, sparse_prediction=True))
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        loop.compile_for_lengths(model)
+        for length in (6, 256, 40, 100, 20, 60, 130, 30, 90, 200):
+            ids = torch.randint(5, 99, (2, length))
+            for training in (True, False):
+                model.train(training)(input_ids=ids, labels=ids, max_predictions=2 * length)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 8, (
+        "one more than the limit that torch has by itself"
+    )
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not():
+    before = torch.get_float32_matmul_precision()
+    try:
+        loop._use_tensor_cores(torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == before
+        loop._use_tensor_cores(torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_automatic_precision_is_bf16_where_a_gpu_computes_in_it(monkeypatch):
+    assert loop._mixed_precision("auto", torch.device("cpu")) is None
+    for able in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, able=able: able)
+        assert loop._mixed_precision("auto", torch.device("cuda")) == ("bf16" if able else None)
+    assert loop._mixed_precision("fp16", torch.device("cuda")) == "fp16"
 
 
 class CountReads(TorchDispatchMode):

@@ -100,7 +100,10 @@ class TrainingConfig(Arguments):
         "more steps need no permission",
         default_factory=list,
     )
-    mixed_precision: str | None = option(help="no, fp16 or bf16; accelerate's configuration by default", default=None)
+    mixed_precision: str | None = option(
+        help="no, fp16, bf16, or auto: bf16 on a GPU that computes in it; accelerate's configuration by default",
+        default=None,
+    )
     torch_compile: bool = option(help="compile the model (the first steps then take long)", default=False)
     activation_checkpointing: bool = option(help="recompute activations in backward to save memory", default=False)
     dataloader_num_workers: int = option(

@@ -22,10 +22,12 @@ import numpy as np
 import torch
 import transformers
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
-from accelerate.utils import send_to_device
+from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
@@ -146,16 +148,54 @@ def deterministic_algorithms() -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before
 
 
+def compile_for_lengths(model: nn.Module) -> None:
+    """Compiles in place, with room for a graph for each length of FFT, with and without a mask, in training and evaluation.
+
+    Beyond its limit, 8 by default, torch runs what is new uncompiled.
+    """
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    model.compile()
+
+
+def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """FSDP2 in place: each class of `_no_split_modules` in a group of its own and the rest in one, in float32 under autocast.
+
+    `Accelerator.prepare` of accelerate 1.15 cannot train a masked-LM head, Transformers' own included: it puts the decoder and the
+    bias that it shares with the head into two groups. Torch refuses the first forward ("Parameter 'cls.predictions.decoder.bias'
+    is shared with a parameter already managed by another FSDP group"), and the optimiser knows one of the two biases alone. It
+    would also cast to bf16 what S3 keeps in float32.
+    """
+    plugin = accelerator.state.fsdp_plugin
+    settings = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
+    whole = getattr(model, "_no_split_modules", None) or ()
+    for module in (*(module for module in model.modules() if type(module).__name__ in whole), model):
+        fully_shard(module, **settings)
+    model.forward = accelerator.autocast()(model.forward)
+    return model
+
+
+def _mixed_precision(asked: str | None, device: torch.device) -> str | None:
+    """What accelerate is told: "auto" is bf16 on a GPU that computes in it, and accelerate's own configuration elsewhere."""
+    if asked != "auto":
+        return asked
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else None
+
+
+def _use_tensor_cores(device: torch.device) -> None:
+    """What stays in float32 on a GPU is multiplied in TF32: ten bits of mantissa, summed in float32."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+
+
 class _Run:
     def __init__(self, model, batches, config, evaluate, tokenizer, around_step, settings):
         self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
         self.around_step = around_step
         self.output_dir = Path(config.output_dir)
-        process_state()
         transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint written, across the run's own
         tracker = None if config.report_to == "none" else config.report_to
         self.accelerator = Accelerator(
-            mixed_precision=config.mixed_precision,
+            mixed_precision=_mixed_precision(config.mixed_precision, process_state().device),
             log_with=tracker,
             project_dir=config.output_dir,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.ddp_find_unused_parameters)],
@@ -164,6 +204,7 @@ class _Run:
             raise ValueError("load_best_model_at_end: a sharded model cannot take back earlier weights; leave it out.")
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()  # a quarter of a step's time, and more of an evaluation's
+        _use_tensor_cores(self.accelerator.device)
         self.main = self.accelerator.is_main_process
         self.stop_request = StopRequest(speaks=self.main)
         self.total_steps = config.total_steps(len(batches))
@@ -179,10 +220,14 @@ class _Run:
             # transformers 5.17 knows only the older name.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         if config.torch_compile:
-            model.compile()
-        optimizer = adamw(model, config, fused=self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps"))
+            compile_for_lengths(model)
         self.plain_model = model
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        fused = self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps")
+        if self.accelerator.is_fsdp2:
+            self.model = shard(model, self.accelerator)
+            self.optimizer = self.accelerator.prepare_optimizer(adamw(model, config, fused))
+        else:
+            self.model, self.optimizer = self.accelerator.prepare(model, adamw(model, config, fused))
         self.scheduler = get_scheduler(
             config.lr_scheduler_type,
             self.optimizer.optimizer,
@@ -315,7 +360,7 @@ class _Run:
             loss_sum += loss.detach() * share
         bad = ~torch.isfinite(loss_sum)
         if config.max_grad_norm:
-            self.grad_norm = accelerator.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+            self.grad_norm = self._clip_gradients(config.max_grad_norm)
             if accelerator.scaler is None:  # fp16's scaler meets infinite gradients as a matter of course
                 bad = bad | ~torch.isfinite(torch.as_tensor(self.grad_norm, device=bad.device))
         self.optimizer.step()
@@ -323,6 +368,14 @@ class _Run:
         self.optimizer.zero_grad()
         self.window += loss_sum
         self.first_bad_step.masked_fill_(bad & (self.first_bad_step < 0), self.progress.step + 1)
+
+    def _clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Scales all gradients so that their norm over all processes is at most `max_norm`; returns what it was."""
+        if not self.accelerator.is_fsdp2:
+            return self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
+        self.accelerator.unscale_gradients()  # accelerate's own clipping does so twice for a model that it did not shard
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _collect_losses(self) -> None:
         """Moves the losses since the last call from the devices to the progress; the only regular wait for a device."""
@@ -419,16 +472,18 @@ class _Run:
 
         Counted on a whole micro-batch, as its shape decides what a model computes; arithmetic on padding is nobody's token.
         """
-        rows = self.config.per_device_train_batch_size
-        batch = {name: tensor[:rows] for name, tensor in self.batches[0].items()}
+        found = [0.0, 0.0]
         model.to(self.accelerator.device)
-        with self.accelerator.autocast():
-            flops = training_flops(model, send_to_device(batch, self.accelerator.device))
-        places = positions(batch)
-        peak, source = peak_flops(self.accelerator.device)
-        if self.main:
+        if self.main:  # the others are told
+            rows = self.config.per_device_train_batch_size
+            batch = {name: tensor[:rows] for name, tensor in self.batches[0].items()}
+            with self.accelerator.autocast():
+                flops = training_flops(model, send_to_device(batch, self.accelerator.device))
+            peak, source = peak_flops(self.accelerator.device)
             logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
-        return flops / places, peak * self.accelerator.num_processes
+            found = [flops / positions(batch), peak * self.accelerator.num_processes]
+        flops_per_token, peak_of_all = broadcast_object_list(found)
+        return flops_per_token, peak_of_all
 
     def _checkpoint_to_resume(self) -> Path | None:
         config = self.config
@@ -487,6 +542,10 @@ class _Run:
         # Tensors spread over processes are gathered; otherwise the model can save itself.
         sharded = accelerator.distributed_type == DistributedType.FSDP
         model_state = accelerator.get_state_dict(self.model) if sharded else None
+        if model_state:  # gathered, a tied weight is there twice, where a model that saves itself leaves one out
+            model_state = {
+                n: tensor for n, tensor in model_state.items() if n not in self.plain_model.all_tied_weights_keys
+            }
         if self.main:
             scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else {}
             state = {
