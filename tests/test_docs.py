@@ -133,6 +133,8 @@ class Reader:
         match words:
             case ["s3bert", name, *rest]:
                 self.run_s3bert(name, rest, why)
+            case ["accelerate", "launch", "--config_file", file, *rest] if (ROOT / file).is_file():
+                self.run_command(["accelerate", "launch", *rest], why)
             case ["accelerate", "launch", "-m", module, *rest] | [
                 "torchrun",
                 "--nproc_per_node",

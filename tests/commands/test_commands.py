@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -362,9 +363,17 @@ def test_every_published_model_configuration_builds(file):
     assert model.num_parameters() > 10_000
 
 
+@pytest.mark.parametrize(("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP")])
+def test_accelerate_takes_its_published_configurations(name, kind):
+    config = load_config_from_file(str(ROOT / "configs" / "accelerate" / f"{name}.yaml"))
+    assert (config.distributed_type.value, config.mixed_precision) == (kind, "bf16")
+    assert config.fsdp_config.get("fsdp_version") == (2 if kind == "FSDP" else None)
+
+
 @pytest.mark.parametrize(
     "file",
-    sorted(file for file in (ROOT / "configs").rglob("*.yaml") if file.parent.name != "benchmark"),  # test_benchmark.py
+    # Those of benchmark are read in test_benchmark.py, those of accelerate above.
+    sorted(f for f in (ROOT / "configs").rglob("*.yaml") if f.parent.name not in ("accelerate", "benchmark")),
     ids=lambda file: f"{file.parent.name}-{file.stem}",
 )
 def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monkeypatch):

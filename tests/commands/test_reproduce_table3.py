@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
 from s3bert.arguments import parse_arguments
@@ -164,6 +165,12 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
     assert budget.steps(budget.tokens) == 1_000_000
     assert round(budget.warmup_shares[0] * budget.steps(budget.tokens)) == 5000
     assert "accelerate.commands.launch" in budget.command("pretrain_mlm")
+
+
+def test_minutes_on_a_gpu_compare_models_and_not_the_number_of_kernels_they_launch():
+    recipe = yaml.safe_load((ROOT / "configs/table3/gpu-10min.yaml").read_text())
+    shared = yaml.safe_load((ROOT / recipe["pretrain_config"]).read_text())
+    assert "tokens" in recipe or (shared["torch_compile"] and shared["mixed_precision"] == "bf16")
 
 
 @pytest.mark.parametrize(

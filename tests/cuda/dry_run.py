@@ -138,7 +138,6 @@ def encoders() -> dict[str, tuple[Callable[[int], nn.Module], Callable[[bool], d
     return {
         "s3bert": (s3bert(), text),
         "s3bert direct": (s3bert(implementation="direct"), text),
-        "s3bert layer norm": (s3bert(smoother_norm="layer"), text),
         "bert": (lambda n: SPARSE_BASELINES["bert"](BertConfig(**SIZES, num_hidden_layers=n)), text),
         "fnet": (lambda n: SPARSE_BASELINES["fnet"](FNetConfig(**without_heads, num_hidden_layers=n)), text),
         "ponet": (lambda n: PoNetForMaskedLM(PoNetConfig(**SIZES, num_hidden_layers=n, sparse_prediction=True)), text),

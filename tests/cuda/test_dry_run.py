@@ -17,7 +17,6 @@ CEILINGS = {
     "encoders": {
         "s3bert": (260, 611),
         "s3bert direct": (108, 256),
-        "s3bert layer norm": (254, 553),
         "bert": (41, 83),
         "fnet": (24, 44),
         "ponet": (62, 134),
