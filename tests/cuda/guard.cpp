@@ -18,6 +18,14 @@ struct CUDAHooks final : at::CUDAHooksInterface { // torch looks for this name
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  // With cuDNN a convolution of channels that lie last gives channels that lie last.
+  bool hasCuDNN() const override { return true; }
+  bool compiledWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  long versionCuDNN() const override { return 91000; }
+  long versionRuntimeCuDNN() const override { return 91000; }
+  long versionCuDNNFrontend() const override { return 11000; }
+  double batchnormMinEpsilonCuDNN() const override { return 1e-5; }
 };
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;

@@ -41,7 +41,7 @@ from s3bert import (
     S3BertForTokenClassification,
 )
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
-from s3bert.training import loop
+from s3bert.training import execution, loop
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, validate_checkpoint, written_aside
 from s3bert.training.log import read_log
@@ -633,7 +633,7 @@ def test_a_day_of_lengths_in_training_and_evaluation_stays_compiled(monkeypatch)
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     model = S3BertForMaskedLM(S3BertConfig(**sizes, vocab_size=99, max_position_embeddings=256, sparse_prediction=True))
     with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
-        loop.compile_for_lengths(model)
+        execution.compile_for_lengths(model)
         for length in (6, 256, 40, 100, 20, 60, 130, 30, 90, 200):
             ids = torch.randint(5, 99, (2, length))
             for training in (True, False):
@@ -647,20 +647,20 @@ def test_a_day_of_lengths_in_training_and_evaluation_stays_compiled(monkeypatch)
 def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not():
     before = torch.get_float32_matmul_precision()
     try:
-        loop._use_tensor_cores(torch.device("cpu"))
+        execution.use_tensor_cores(torch.device("cpu"))
         assert torch.get_float32_matmul_precision() == before
-        loop._use_tensor_cores(torch.device("cuda"))
+        execution.use_tensor_cores(torch.device("cuda"))
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def test_automatic_precision_is_bf16_where_a_gpu_computes_in_it(monkeypatch):
-    assert loop._mixed_precision("auto", torch.device("cpu")) is None
+    assert execution.mixed_precision("auto", torch.device("cpu")) is None
     for able in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, able=able: able)
-        assert loop._mixed_precision("auto", torch.device("cuda")) == ("bf16" if able else None)
-    assert loop._mixed_precision("fp16", torch.device("cuda")) == "fp16"
+        assert execution.mixed_precision("auto", torch.device("cuda")) == ("bf16" if able else None)
+    assert execution.mixed_precision("fp16", torch.device("cuda")) == "fp16"
 
 
 class CountReads(TorchDispatchMode):

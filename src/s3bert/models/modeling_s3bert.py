@@ -25,6 +25,7 @@ from .heads import (
     TokenClassification,
     tied_decoder,
 )
+from .input_checks import is_readable
 from .mixer_s3 import apply_s3, build_s3, initialize_s3, is_plain
 from .position_norm import repeat_cyclically
 from .smoother import FLOAT32_PARTS, Smoother
@@ -279,14 +280,10 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
     def _contiguous(self, mask: torch.Tensor | None) -> bool:
-        """Whether each sequence's real tokens are one run, as far as that can be known without stalling anything.
-
-        Reading the mask breaks a compiled graph, and makes the host wait for an accelerator: once in evaluation that is
-        worth the folded stem, in training it is not.
-        """
+        """Whether each sequence's real tokens are one run, where that can be read."""
         if mask is None:
             return True
-        if torch.compiler.is_compiling() or (self.training and mask.device.type != "cpu"):
+        if not is_readable(mask):
             return False
         starts = mask[:, 0].sum() + (mask[:, 1:] & ~mask[:, :-1]).sum()
         return bool((starts <= mask.shape[0]) & mask.any(1).all())

@@ -8,11 +8,10 @@ number of processes may change between two resumes.
 
 import contextlib
 import logging
-import os
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,6 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
@@ -43,6 +41,7 @@ from .checkpoints import (
     validate_checkpoint,
     written_aside,
 )
+from .execution import compile_for_lengths, deterministic_algorithms, mixed_precision, shard, use_tensor_cores
 from .flops import peak_flops, training_flops
 from .log import RunLog
 from .memory import keep_freed_memory
@@ -129,64 +128,6 @@ def train(
             return run.train()
 
 
-@contextlib.contextmanager
-def deterministic_algorithms() -> Iterator[None]:
-    """Within it torch takes only algorithms whose results have the same bits every time.
-
-    Raises:
-        RuntimeError: by torch, where an operation has none; its message names the operation.
-    """
-    cudnn, mode = torch.backends.cudnn, torch.get_deterministic_debug_mode()
-    before = cudnn.deterministic, cudnn.benchmark
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, so it stays
-    torch.use_deterministic_algorithms(True)
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-def compile_for_lengths(model: nn.Module) -> None:
-    """Compiles in place, with room for a graph for each length of FFT, with and without a mask, in training and evaluation.
-
-    Beyond its limit, 8 by default, torch runs what is new uncompiled.
-    """
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    model.compile()
-
-
-def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """FSDP2 in place: each class of `_no_split_modules` in a group of its own and the rest in one, in float32 under autocast.
-
-    `Accelerator.prepare` of accelerate 1.15 cannot train a masked-LM head, Transformers' own included: it puts the decoder and the
-    bias that it shares with the head into two groups. Torch refuses the first forward ("Parameter 'cls.predictions.decoder.bias'
-    is shared with a parameter already managed by another FSDP group"), and the optimiser knows one of the two biases alone. It
-    would also cast to bf16 what S3 keeps in float32.
-    """
-    plugin = accelerator.state.fsdp_plugin
-    settings = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
-    whole = getattr(model, "_no_split_modules", None) or ()
-    for module in (*(module for module in model.modules() if type(module).__name__ in whole), model):
-        fully_shard(module, **settings)
-    model.forward = accelerator.autocast()(model.forward)
-    return model
-
-
-def _mixed_precision(asked: str | None, device: torch.device) -> str | None:
-    """What accelerate is told: "auto" is bf16 on a GPU that computes in it, and accelerate's own configuration elsewhere."""
-    if asked != "auto":
-        return asked
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else None
-
-
-def _use_tensor_cores(device: torch.device) -> None:
-    """What stays in float32 on a GPU is multiplied in TF32: ten bits of mantissa, summed in float32."""
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-
-
 class _Run:
     def __init__(self, model, batches, config, evaluate, tokenizer, around_step, settings):
         self.config, self.batches, self.evaluate, self.tokenizer = config, batches, evaluate, tokenizer
@@ -195,7 +136,7 @@ class _Run:
         transformers.utils.logging.disable_progress_bar()  # a bar for each checkpoint written, across the run's own
         tracker = None if config.report_to == "none" else config.report_to
         self.accelerator = Accelerator(
-            mixed_precision=_mixed_precision(config.mixed_precision, process_state().device),
+            mixed_precision=mixed_precision(config.mixed_precision, process_state().device),
             log_with=tracker,
             project_dir=config.output_dir,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.ddp_find_unused_parameters)],
@@ -204,7 +145,7 @@ class _Run:
             raise ValueError("load_best_model_at_end: a sharded model cannot take back earlier weights; leave it out.")
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()  # a quarter of a step's time, and more of an evaluation's
-        _use_tensor_cores(self.accelerator.device)
+        use_tensor_cores(self.accelerator.device)
         self.main = self.accelerator.is_main_process
         self.stop_request = StopRequest(speaks=self.main)
         self.total_steps = config.total_steps(len(batches))

@@ -1,0 +1,68 @@
+"""How a model runs on its device: precision, compilation, sharding, the same bits every time."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Within it torch takes only algorithms whose results have the same bits every time.
+
+    Raises:
+        RuntimeError: by torch, where an operation has none; its message names the operation.
+    """
+    cudnn, mode = torch.backends.cudnn, torch.get_deterministic_debug_mode()
+    before = cudnn.deterministic, cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, so it stays
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+def compile_for_lengths(model: nn.Module) -> None:
+    """Compiles in place, with room for a graph for each length of FFT, with and without a mask, in training and evaluation.
+
+    Beyond its limit, 8 by default, torch runs what is new uncompiled.
+    """
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    model.compile()
+
+
+def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """FSDP2 in place: each class of `_no_split_modules` in a group of its own and the rest in one, in float32 under autocast.
+
+    `Accelerator.prepare` of accelerate 1.15 cannot train a masked-LM head, Transformers' own included: it puts the decoder and the
+    bias that it shares with the head into two groups. Torch refuses the first forward ("Parameter 'cls.predictions.decoder.bias'
+    is shared with a parameter already managed by another FSDP group"), and the optimiser knows one of the two biases alone. It
+    would also cast to bf16 what S3 keeps in float32.
+    """
+    plugin = accelerator.state.fsdp_plugin
+    settings = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
+    whole = getattr(model, "_no_split_modules", None) or ()
+    for module in (*(module for module in model.modules() if type(module).__name__ in whole), model):
+        fully_shard(module, **settings)
+    model.forward = accelerator.autocast()(model.forward)
+    return model
+
+
+def mixed_precision(asked: str | None, device: torch.device) -> str | None:
+    """What accelerate is told: "auto" is bf16 on a GPU that computes in it, and accelerate's own configuration elsewhere."""
+    if asked != "auto":
+        return asked
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else None
+
+
+def use_tensor_cores(device: torch.device) -> None:
+    """What stays in float32 on a GPU is multiplied in TF32: ten bits of mantissa, summed in float32."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
