@@ -1,0 +1,87 @@
+"""The campaign: how often each thing is tried, and what came of it."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from long_commands import Commands
+
+from s3bert.arguments import save_arguments
+from s3bert.benchmark.results import machine
+from s3bert.files import write_text
+
+
+@dataclass
+class Class:
+    """What was tried of one class, and what did not hold."""
+
+    tries: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    def note(self, what: str, problem: str | None) -> None:
+        """One try, and what was wrong, if anything."""
+        self.tries += 1
+        if problem is not None:
+            self.lost.append(f"{what}: {problem}")
+
+    def check(self) -> None:
+        """
+        Raises:
+            AssertionError: nothing was tried, or something did not hold.
+        """
+        assert self.tries
+        assert not self.lost, f"{len(self.lost)} of {self.tries} lost:\n" + "\n".join(self.lost[:20])
+
+
+class Campaign:
+    """All classes by name. The long form has a folder, and leaves there what `s3bert report` takes in."""
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.classes, self.started = folder, {}, time.monotonic()
+
+    def tries(self, short: int, long: int) -> int:
+        """How often to try, in the short form and the long one."""
+        return short if self.folder is None else long
+
+    def of(self, name: str) -> Class:
+        return self.classes.setdefault(name, Class())
+
+    def write(self) -> None:
+        """A row for each class, after every test: a campaign that is cut off has a report of what it did."""
+        if self.folder is not None:
+            rows = [
+                {"class": name, "tries": each.tries, "held": each.tries - len(each.lost), "lost": each.lost}
+                for name, each in self.classes.items()
+            ]
+            minutes = round((time.monotonic() - self.started) / 60, 1)
+            content = {"tries": rows, "minutes": minutes, "machine": machine("cpu")}
+            write_text(self.folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+            save_arguments(self.folder / "arguments.yaml")
+
+
+@pytest.fixture(scope="session")
+def session_campaign(request) -> Campaign:
+    folder = request.config.getoption("--torture")
+    return Campaign(folder and Path(folder))
+
+
+@pytest.fixture
+def campaign(session_campaign) -> Iterator[Campaign]:
+    yield session_campaign
+    session_campaign.write()
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory) -> Commands:
+    return Commands(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture
+def fresh_folder(commands) -> Iterator[Callable[[], Path]]:
+    """A place for one try; all go with the test."""
+    yield commands.fresh_folder
+    shutil.rmtree(commands.top / "tries", ignore_errors=True)
