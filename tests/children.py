@@ -108,8 +108,9 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         """A signal, unless the child has ended."""
-        if self.process.exitcode is None:
-            os.kill(self.process.pid, number)
+        with suppress(ProcessLookupError):
+            if self.process.exitcode is None:
+                os.kill(self.process.pid, number)
 
     def read(self, seconds: float) -> bool:
         """Collects what is printed in so many seconds; whether the child has closed its output before."""

@@ -38,7 +38,9 @@ VOCABULARY = 61
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--torture", metavar="FOLDER", help="tests/torture in its long form, with a report of what was tried into FOLDER"
+        "--torture",
+        metavar="FOLDER",
+        help="tests/torture in its long form, with a report of what was tried into FOLDER",
     )
 
 

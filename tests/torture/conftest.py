@@ -17,48 +17,51 @@ from s3bert.files import write_text
 
 @dataclass
 class Class:
-    """What was tried of one class, and what did not hold."""
+    """What a test tried of one class, and what did not hold."""
 
+    name: str
     tries: int = 0
     lost: list[str] = field(default_factory=list)
 
-    def note(self, what: str, problem: str | None) -> None:
-        """One try, and what was wrong, if anything."""
-        self.tries += 1
+    def note(self, what: str, problem: str | None, tries: int = 1) -> None:
+        """What was tried, once or several times that are judged together, and what was wrong, if anything."""
+        self.tries += tries
         if problem is not None:
-            self.lost.append(f"{what}: {problem}")
+            self.lost.append(f"{what[:600]}: {problem[:600]}")
 
     def check(self) -> None:
-        """
-        Raises:
-            AssertionError: nothing was tried, or something did not hold.
-        """
+        """Fails the test where nothing was tried, or something did not hold."""
         assert self.tries
-        assert not self.lost, f"{len(self.lost)} of {self.tries} lost:\n" + "\n".join(self.lost[:20])
+        if self.lost:
+            pytest.fail(f"{len(self.lost)} of {self.tries} lost:\n" + "\n".join(self.lost[:20]), pytrace=False)
 
 
 class Campaign:
-    """All classes by name. The long form has a folder, and leaves there what `s3bert report` takes in."""
+    """All that is tried. The long form has a folder, and leaves there what `s3bert report` takes in."""
 
     def __init__(self, folder: Path | None):
-        self.folder, self.classes, self.started = folder, {}, time.monotonic()
+        self.folder, self.classes, self.started = folder, [], time.monotonic()
 
     def tries(self, short: int, long: int) -> int:
         """How often to try, in the short form and the long one."""
         return short if self.folder is None else long
 
     def of(self, name: str) -> Class:
-        return self.classes.setdefault(name, Class())
+        """A test's part of a class."""
+        self.classes.append(Class(name))
+        return self.classes[-1]
 
     def write(self) -> None:
         """A row for each class, after every test: a campaign that is cut off has a report of what it did."""
         if self.folder is not None:
-            rows = [
-                {"class": name, "tries": each.tries, "held": each.tries - len(each.lost), "lost": each.lost}
-                for name, each in self.classes.items()
-            ]
+            rows = {each.name: {"class": each.name, "tries": 0, "held": 0, "lost": []} for each in self.classes}
+            for each in self.classes:
+                row = rows[each.name]
+                row["tries"] += each.tries
+                row["held"] += each.tries - len(each.lost)
+                row["lost"] += each.lost
             minutes = round((time.monotonic() - self.started) / 60, 1)
-            content = {"tries": rows, "minutes": minutes, "machine": machine("cpu")}
+            content = {"tries": list(rows.values()), "minutes": minutes, "machine": machine("cpu")}
             write_text(self.folder / "all_results.json", json.dumps(content, indent=1) + "\n")
             save_arguments(self.folder / "arguments.yaml")
 

@@ -329,6 +329,7 @@ class _Run:
             load_model(self.plain_model, self.checkpoint / "model.safetensors")
             progress.metrics = progress.best_metrics
         if self.main:
+            rotate(self.output_dir, config.save_total_limit, kept=best)  # a kill may have come before the last one
             publish(self.checkpoint, self.output_dir)
         self.accelerator.wait_for_everyone()
         return TrainingResult(
