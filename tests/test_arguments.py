@@ -209,6 +209,8 @@ def test_every_number_of_every_command_has_a_range_and_keeps_to_it(kind):
     for entry in numbers(kind):
         assert "range" in entry.metadata, f"{entry.name} has no range"
         allowed = entry.metadata["range"]
+        with pytest.raises(ValueError, match=f"^{entry.name}: a number of more than 64 bits"):
+            kind(**required | {entry.name: [2**64] if entry.default_factory is not MISSING else 2**64})
         outside = {math.nan, math.inf, -math.inf, allowed.above, allowed.below}
         outside |= {bound + step for bound, step in ((allowed.least, -1), (allowed.most, 1)) if bound is not None}
         for value in outside - {None}:

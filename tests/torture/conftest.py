@@ -1,9 +1,10 @@
 """The campaign: how often each thing is tried, and what came of it."""
 
 import json
+import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,10 @@ class Campaign:
     def tries(self, short: int, long: int) -> int:
         """How often to try, in the short form and the long one."""
         return short if self.folder is None else long
+
+    def chosen(self, draw: random.Random, names: Sequence[str], short: int, long: int) -> Sequence[str]:
+        """So many of the names in the short form, and in the long one all of them, so often."""
+        return draw.sample(names, short) if self.folder is None else list(names) * long
 
     def of(self, name: str) -> Class:
         """A test's part of a class."""

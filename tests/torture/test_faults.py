@@ -64,7 +64,7 @@ def disturbed(commands: Commands, name: str, folder: Path, draw: random.Random) 
 def test_killed_anywhere_the_same_command_ends_with_the_same_files(name, commands, campaign, fresh_folder):
     draw, killed = random.Random(f"kill {name}"), campaign.of("killed at a random call, write or moment")
     in_a_row = campaign.tries(1, 2)
-    for _ in range(campaign.tries(1, 20)):
+    for _ in range(campaign.tries(1, 15)):
         folder, kills = fresh_folder(), []
         while len(kills) < in_a_row:
             what, outcome = disturbed(commands, name, folder, draw)
@@ -82,7 +82,7 @@ def test_killed_anywhere_the_same_command_ends_with_the_same_files(name, command
 
 def test_a_disk_that_fills_is_an_error_in_a_line_and_the_same_command_goes_on(commands, campaign, fresh_folder):
     draw, full = random.Random("disk"), campaign.of("a disk that is full from a random call on")
-    for name in Commands.names * campaign.tries(1, 30) if campaign.folder else draw.sample(Commands.names, 2):
+    for name in campaign.chosen(draw, Commands.names, 2, 10):
         folder, calls = fresh_folder(), commands.whole(name).outcome.calls
         fault = Fault(draw.randint(1, calls), room=draw.choice([0, 0, 300, 3000, 20_000]))
         outcome = Child(name, commands.words(name), folder, fault).wait()
@@ -95,7 +95,7 @@ def test_a_disk_that_fills_is_an_error_in_a_line_and_the_same_command_goes_on(co
 def test_asked_to_stop_at_any_moment_a_command_does_and_goes_on(number, commands, campaign, fresh_folder):
     draw, stopped = random.Random(number.name), campaign.of("SIGTERM, SIGINT or SIGUSR1 at a random moment or call")
     trainings = [name for name in Commands.names if name != "prepare-corpus"]
-    for name in trainings * campaign.tries(1, 8) if campaign.folder else draw.sample(trainings, 1):
+    for name in campaign.chosen(draw, trainings, 1, 4):
         folder, whole = fresh_folder(), commands.whole(name).outcome
         call, moment = draw.randint(1, whole.calls), draw.uniform(0.1, whole.seconds)
         if draw.random() < 0.5:
@@ -113,7 +113,7 @@ def test_asked_to_stop_at_any_moment_a_command_does_and_goes_on(number, commands
 
 def test_two_starts_at_once_leave_the_files_of_one(commands, campaign, fresh_folder):
     draw, twice = random.Random("twice"), campaign.of("two starts at once")
-    for name in Commands.names * campaign.tries(1, 5) if campaign.folder else draw.sample(Commands.names, 1):
+    for name in campaign.chosen(draw, Commands.names, 1, 3):
         folder, late = fresh_folder(), draw.choice([0, draw.uniform(0, commands.whole(name).outcome.seconds)])
         first = Child(name, commands.words(name), folder)
         first.read(late)
@@ -148,7 +148,7 @@ def test_a_flipped_bit_in_any_region_of_a_checkpoint_is_found(commands, campaign
     run = shutil.copytree(commands.whole("pretrain").folder / "run", fresh_folder())
     before, newest = all_checkpoints(run)
     assert find_checkpoint(run, "latest") == newest
-    region = campaign.tries(512, 16)
+    region = campaign.tries(512, 32)
     for file in sorted(newest.iterdir()):
         size = file.stat().st_size
         for start in range(0, size, region):
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_any_region_of_a_corpus_is_found(commands, campaign, fr
 
 def test_a_command_that_finds_its_files_damaged_goes_on_or_says_so(commands, campaign, fresh_folder):
     draw, damaged = random.Random("damaged"), campaign.of("a file of an unfinished run emptied, cut or flipped")
-    for name in Commands.names * campaign.tries(1, 20) if campaign.folder else draw.sample(Commands.names, 1):
+    for name in campaign.chosen(draw, Commands.names, 1, 8):
         folder, calls = fresh_folder(), commands.whole(name).outcome.calls
         Child(name, commands.words(name), folder, Fault(draw.randint(calls // 4, calls), signal.SIGKILL)).wait()
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]

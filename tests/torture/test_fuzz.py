@@ -85,6 +85,7 @@ ODD = [
     "-inf",
     "1e999",
     "9" * 30,
+    "9" * 400,
     "0x10",
     "1_000",
     "true",
@@ -127,7 +128,7 @@ def test_every_field_of_every_command_takes_its_range_and_nothing_else(kind, cam
         return None if value in entry.metadata["range"] else f"{value!r} is taken, outside of {entry.metadata['range']}"
 
     drawn = st.sampled_from(fields(kind)).flatmap(lambda entry: st.tuples(st.just(entry.name), words_of(entry, kind)))
-    fuzz(found, campaign.tries(10, 40) * len(fields(kind)), drawn, check)
+    fuzz(found, campaign.tries(10, 25) * len(fields(kind)), drawn, check)
     found.check()
 
 
@@ -145,6 +146,8 @@ def test_a_command_with_any_value_of_a_field_runs_or_says_why_not(name, commands
 
     def check(drawn: tuple[str, str]) -> str | None:
         field, word = drawn
+        if field.endswith("workers") and word.isdigit():  # they would take this machine from everyone else
+            word = str(int(word[:1] or 0) % 3)
         folder = fresh_folder()
         child = Child(name, [*commands.words(name), f"--{field}={word}"], folder, memory=4 << 30)
         if not child.read(20):  # it was asked for much work, and is now asked to stop
@@ -162,8 +165,8 @@ def test_a_command_with_any_value_of_a_field_runs_or_says_why_not(name, commands
         return problem
 
     drawn = st.sampled_from(pairs).flatmap(lambda pair: st.tuples(st.just(pair[1].name), words_of(pair[1], pair[0])))
-    if campaign.folder or random.Random("commands").choice(Commands.names) == name:
-        fuzz(found, campaign.tries(2, 30), drawn, check)
+    if name in campaign.chosen(random.Random("values"), Commands.names, 1, 1):
+        fuzz(found, campaign.tries(2, 25), drawn, check)
         found.check()
 
 
@@ -233,7 +236,7 @@ def test_any_configuration_is_refused_or_makes_a_model_that_computes(kind, campa
     changes = st.lists(st.sampled_from(sorted(hints)), min_size=1, max_size=3, unique=True).flatmap(
         lambda chosen: st.fixed_dictionaries({name: values_of(hints[name]) for name in chosen})
     )
-    fuzz(found, campaign.tries(40, 1500), changes, check)
+    fuzz(found, campaign.tries(40, 800), changes, check)
     found.check()
 
 
@@ -349,7 +352,7 @@ def test_any_csv_file_is_a_series_or_an_error_in_a_line(campaign, tmp_path):
         file.write_bytes(content)
         return told(read, "forecast")[1]
 
-    fuzz(found, campaign.tries(60, 3000), csv_files(), check)
+    fuzz(found, campaign.tries(60, 1500), csv_files(), check)
     found.check()
 
 
@@ -401,7 +404,7 @@ def test_any_json_lines_are_a_task_or_an_error_in_a_line(campaign, tmp_path, mon
         return glue or told(lambda: LRA_TASKS["text"].read(folder / "text", 8), "lra")[1]
 
     lines = [json_lines("sentence"), json_lines("sentence"), json_lines("text"), json_lines("text")]
-    fuzz(found, campaign.tries(8, 400), st.tuples(*lines), check)
+    fuzz(found, campaign.tries(8, 300), st.tuples(*lines), check)
     found.check()
 
 
@@ -437,7 +440,7 @@ def test_any_text_is_a_corpus_or_an_error_in_a_line(campaign, tmp_path, monkeypa
         shutil.rmtree(folder, ignore_errors=True)
         return problem or (f"left over: {left}" if left else None)
 
-    fuzz(found, campaign.tries(10, 500), TEXTS, check)
+    fuzz(found, campaign.tries(10, 300), TEXTS, check)
     found.check()
 
 
@@ -455,5 +458,5 @@ def test_any_log_and_any_results_are_read_or_an_error_in_a_line(campaign, tmp_pa
         (folder / "log.jsonl").write_bytes(content)
         return told(lambda: read_log(folder / "log.jsonl"))[1] or told(lambda: read_run(folder))[1]
 
-    fuzz(found, campaign.tries(100, 3000), contents, check)
+    fuzz(found, campaign.tries(100, 1500), contents, check)
     found.check()
