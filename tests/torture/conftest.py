@@ -14,6 +14,7 @@ from long_commands import Commands
 from s3bert.arguments import save_arguments
 from s3bert.benchmark.results import machine
 from s3bert.files import write_text
+from s3bert.reports.torture import torture_sections
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Campaign:
         return self.classes[-1]
 
     def write(self) -> None:
-        """A row for each class, after every test: a campaign that is cut off has a report of what it did."""
+        """A row for each class, after every test: a campaign that is cut off has a report of the tests it has ended."""
         if self.folder is not None:
             rows = {each.name: {"class": each.name, "tries": 0, "held": 0, "lost": []} for each in self.classes}
             for each in self.classes:
@@ -68,6 +69,7 @@ class Campaign:
             minutes = round((time.monotonic() - self.started) / 60, 1)
             content = {"tries": list(rows.values()), "minutes": minutes, "machine": machine("cpu")}
             write_text(self.folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+            write_text(self.folder / "results.md", "\n\n".join(torture_sections({self.folder.name: content})) + "\n")
             save_arguments(self.folder / "arguments.yaml")
 
 
