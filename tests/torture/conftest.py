@@ -22,6 +22,7 @@ class Class:
     """What a test tried of one class, and what did not hold."""
 
     name: str
+    noted: Callable[[], None]
     tries: int = 0
     lost: list[str] = field(default_factory=list)
 
@@ -30,6 +31,7 @@ class Class:
         self.tries += tries
         if problem is not None:
             self.lost.append(f"{what[:600]}: {problem[:600]}")
+        self.noted()
 
     def check(self) -> None:
         """Fails the test where nothing was tried, or something did not hold."""
@@ -42,7 +44,8 @@ class Campaign:
     """All that is tried. The long form has a folder, and leaves there what `s3bert report` takes in."""
 
     def __init__(self, folder: Path | None):
-        self.folder, self.classes, self.started = folder, [], time.monotonic()
+        self.folder, self.classes = folder, []
+        self.started = self.written = time.monotonic()
 
     def tries(self, short: int, long: int) -> int:
         """How often to try, in the short form and the long one."""
@@ -54,11 +57,17 @@ class Campaign:
 
     def of(self, name: str) -> Class:
         """A test's part of a class."""
-        self.classes.append(Class(name))
+        self.classes.append(Class(name, self._write_now_and_then))
         return self.classes[-1]
 
+    def _write_now_and_then(self) -> None:
+        """Twice a minute: a campaign that is cut off has a report of what it did."""
+        if time.monotonic() - self.written > 30:
+            self.write()
+
     def write(self) -> None:
-        """A row for each class, after every test: a campaign that is cut off has a report of the tests it has ended."""
+        """A row for each class."""
+        self.written = time.monotonic()
         if self.folder is not None:
             rows = {each.name: {"class": each.name, "tries": 0, "held": 0, "lost": []} for each in self.classes}
             for each in self.classes:

@@ -19,10 +19,9 @@ from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, valida
 every_command = pytest.mark.parametrize("name", Commands.names)
 
 
-def rerun(commands: Commands, name: str, folder: Path, leaving_out: str | None = None) -> str | None:
-    """What the same command again leaves that an undisturbed run does not, in words."""
-    outcome = Child(name, commands.words(name), folder).wait()
-    if outcome.status != 0:
+def other_files(commands: Commands, name: str, folder: Path, outcome: Outcome, leaving_out: str | None) -> str | None:
+    """What a run that came to its end left that an undisturbed one does not, in words; its folder goes."""
+    if outcome.status != 0 or outcome.problem:
         return f"the same command again ends with status {outcome.status}: {outcome.output[-500:]}"
     whole, found = tree(commands.whole(name).folder, leaving_out=leaving_out), tree(folder, leaving_out=leaving_out)
     shutil.rmtree(folder)
@@ -30,9 +29,13 @@ def rerun(commands: Commands, name: str, folder: Path, leaving_out: str | None =
         return f"missing: {sorted(missing)}"
     if added := found.keys() - whole.keys():
         return f"left over: {sorted(added)}"
-    if other := [file for file in whole if whole[file] != found[file]]:
-        return f"other bytes: {other}"
-    return outcome.problem
+    other = [file for file in whole if whole[file] != found[file]]
+    return f"other bytes: {other}" if other else None
+
+
+def rerun(commands: Commands, name: str, folder: Path, leaving_out: str | None = None) -> str | None:
+    """What the same command again leaves that an undisturbed run does not."""
+    return other_files(commands, name, folder, Child(name, commands.words(name), folder).wait(), leaving_out)
 
 
 def in_order(outcome: Outcome, *statuses: int) -> str | None:
@@ -63,18 +66,18 @@ def disturbed(commands: Commands, name: str, folder: Path, draw: random.Random) 
 @every_command
 def test_killed_anywhere_the_same_command_ends_with_the_same_files(name, commands, campaign, fresh_folder):
     draw, killed = random.Random(f"kill {name}"), campaign.of("killed at a random call, write or moment")
-    in_a_row = campaign.tries(1, 2)
-    for _ in range(campaign.tries(1, 15)):
+    count, in_a_row = campaign.tries(1, 30), campaign.tries(1, 5)
+    while killed.tries < count:
         folder, kills = fresh_folder(), []
-        while len(kills) < in_a_row:
+        for _ in range(in_a_row):
             what, outcome = disturbed(commands, name, folder, draw)
-            if outcome.status in (-signal.SIGKILL, -signal.SIGXFSZ):
-                kills.append(what)
-            else:  # it had come to its end before
-                assert in_order(outcome) is None, what
-                shutil.rmtree(folder)
-                kills.clear()
-        problem = rerun(commands, name, folder)
+            if outcome.status not in (-signal.SIGKILL, -signal.SIGXFSZ):
+                problem = other_files(commands, name, folder, outcome, None)  # it came to its end before
+                break
+            kills.append(what)
+        else:
+            problem = rerun(commands, name, folder)
+        assert kills or problem is None, problem
         for what in kills:
             killed.note(what if len(kills) == 1 else f"{what}, one of {kills}", problem)
     killed.check()
