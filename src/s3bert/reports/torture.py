@@ -22,20 +22,24 @@ def torture_sections(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def torture_headline(runs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """The number of classes, tries and losses of the last run."""
-    run = list(runs.values())[-1]
-    tries, _, lost = _totals(run)
-    return f"{len(run['tries'])} classes of faults, values, files and load", f"{tries:,} tries, {lost:,} lost"
+    """The number of classes, tries and losses of all runs."""
+    tries, _, lost = (sum(numbers) for numbers in zip(*map(_totals, runs.values())))
+    classes = {each["class"] for run in runs.values() for each in run["tries"]}
+    return f"{len(classes)} classes of faults, values, files and load", f"{tries:,} tries, {lost:,} lost"
 
 
 def plot_tries(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """How often each class of the last run was tried, and how often it was lost."""
-    tried = list(runs.values())[-1]["tries"][::-1]
-    figure, axes = subplots(figsize=(8, 0.32 * len(tried) + 1))
-    names = [each["class"] for each in tried]
-    axes.barh(names, [each["tries"] for each in tried], color="tab:green", label="tries")
-    axes.barh(names, [_lost(each) for each in tried], color="tab:red", label="lost")
-    axes.set_xscale("symlog")
+    """How often each class was tried, and how often it was lost; a panel for each run."""
+    heights = [len(run["tries"]) for run in runs.values()]
+    size = (8, 0.32 * sum(heights) + 0.8 * len(runs))
+    figure, panels = subplots(len(runs), figsize=size, sharex=True, squeeze=False, height_ratios=heights)
+    for axes, (name, run) in zip(panels[:, 0], runs.items()):
+        tried = run["tries"][::-1]
+        names = [each["class"] for each in tried]
+        axes.barh(names, [each["tries"] for each in tried], color="tab:green", label="tries")
+        axes.barh(names, [_lost(each) for each in tried], color="tab:red", label="lost")
+        axes.set_xscale("symlog")
+        axes.set_title(name, fontsize="medium")
     axes.set(xlabel="tries")
     axes.legend(loc="lower right", fontsize="small")
     save(figure, file, dpi=110)
