@@ -28,7 +28,7 @@ test: install ## the tests, but for those of make slow and those that need an ac
 slow: install ## the tests that take minutes: a comparison killed at random points, compiled models
 	$(RUN) -m pytest -m slow
 
-torture: install ## the campaign of faults, fuzzing and load in its long form, some 45 minutes; its table is in runs/torture
+torture: install ## the campaign of faults, fuzzing and load in its long form, about an hour; its table is in runs/torture
 	$(RUN) -m pytest tests/torture -n 0 --torture runs/torture
 
 check: install ## ruff: lint and format; mypy: the types of the public API
