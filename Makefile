@@ -28,6 +28,9 @@ test: install ## the tests, but for those of make slow and those that need an ac
 slow: install ## the tests that take minutes: a comparison killed at random points, compiled models
 	$(RUN) -m pytest -m slow
 
+torture: install ## the campaign of faults, fuzzing and load in its long form, about an hour; its table is in runs/torture
+	$(RUN) -m pytest tests/torture -n 0 --torture runs/torture
+
 check: install ## ruff: lint and format; mypy: the types of the public API
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -57,4 +60,4 @@ docs: install ## the documentation site, in build/site; a broken link or referen
 clean: ## remove what runs and tools left
 	rm -rf runs build dist .compat .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-.PHONY: help install demo test slow check compat docs clean
+.PHONY: help install demo test slow torture check compat docs clean

@@ -36,6 +36,14 @@ FAMILIES = {
 VOCABULARY = 61
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--torture",
+        metavar="FOLDER",
+        help="tests/torture in its long form, with a report of what was tried into FOLDER",
+    )
+
+
 @pytest.fixture(autouse=True)
 def one_thread_and_a_seed():
     torch.set_num_threads(1)

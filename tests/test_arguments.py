@@ -1,18 +1,15 @@
 """Arguments from YAML and the command line."""
 
-import importlib
 import math
-import pkgutil
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Literal
 
 import pytest
+from argument_classes import argument_classes, numbers
 
-import s3bert
 from s3bert import S3BertConfig, arguments
 from s3bert.arguments import (
     RECIPES,
@@ -205,25 +202,6 @@ def test_a_recipe_is_found_by_name_from_anywhere_and_a_file_comes_first(tmp_path
         find_recipe("lra/listop")
 
 
-def argument_classes() -> list[type]:
-    """Every dataclass of options, of all commands."""
-    found = {}
-    for module in pkgutil.walk_packages(s3bert.__path__, "s3bert."):
-        if module.name.startswith("s3bert.commands.") or module.name.endswith((".arguments", ".budget")):
-            for kind in vars(importlib.import_module(module.name)).values():
-                if is_dataclass(kind) and any("help" in entry.metadata for entry in fields(kind)):
-                    found[kind] = None
-    return list(found)
-
-
-def numbers(kind: type) -> Iterator[Field]:
-    """Its fields that hold a number, or several."""
-    for entry in fields(kind):
-        hint = get_type_hints(kind)[entry.name]
-        if {int, float} & {hint, *get_args(hint)}:
-            yield entry
-
-
 @pytest.mark.parametrize("kind", argument_classes(), ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
 def test_every_number_of_every_command_has_a_range_and_keeps_to_it(kind):
     assert issubclass(kind, arguments.Arguments)
@@ -231,6 +209,8 @@ def test_every_number_of_every_command_has_a_range_and_keeps_to_it(kind):
     for entry in numbers(kind):
         assert "range" in entry.metadata, f"{entry.name} has no range"
         allowed = entry.metadata["range"]
+        with pytest.raises(ValueError, match=f"^{entry.name}: a number of more than 64 bits"):
+            kind(**required | {entry.name: [2**64] if entry.default_factory is not MISSING else 2**64})
         outside = {math.nan, math.inf, -math.inf, allowed.above, allowed.below}
         outside |= {bound + step for bound, step in ((allowed.least, -1), (allowed.most, 1)) if bound is not None}
         for value in outside - {None}:

@@ -1,7 +1,6 @@
 """Locks on output folders: real processes that hold them, are killed, and start at once."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -12,15 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from children import processes
 
 from s3bert import folder_lock
 from s3bert.commands import COMMANDS, _module, prepare_corpus
 from s3bert.folder_lock import locked_folder, turn_at
 from s3bert.training.processes import locked_for_run
 
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch", "transformers", "s3bert.training.processes"])
 
 # Locks a folder, forks a child, as a loader of data does, and waits.
 HOLDER = """
@@ -142,19 +139,22 @@ def test_no_command_writes_into_a_folder_in_use(name, holder, tmp_path, monkeypa
     assert {path.name for path in (tmp_path / "run").iterdir()} == {".run.lock", ".run.json"}
 
 
-def _one_of_two(rank: int, port: int, folder: str) -> None:
+def _one_of_two(rank: int, port: int, folder: str, said: str) -> None:
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with locked_for_run(Path(folder)):
         (Path(folder) / f"rank-{rank}").touch()
 
 
-def test_processes_of_one_run_share_the_folder_and_the_refusal(holder, tmp_path, capfd):
+def test_processes_of_one_run_share_the_folder_and_the_refusal(holder, tmp_path):
+    said = tmp_path / "said.txt"
     for folder, statuses in (("run", [1, 1]), ("free", [0, 0])):
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        pair = [processes.Process(target=_one_of_two, args=(rank, port, str(tmp_path / folder))) for rank in range(2)]
+        arguments = (port, str(tmp_path / folder), str(said))
+        pair = [processes.Process(target=_one_of_two, args=(rank, *arguments)) for rank in range(2)]
         for process in pair:
             process.start()
         for process in pair:
@@ -162,7 +162,7 @@ def test_processes_of_one_run_share_the_folder_and_the_refusal(holder, tmp_path,
         assert [process.exitcode for process in pair] == statuses
     assert not list((tmp_path / "run").glob("rank-*"))
     assert sorted(path.name for path in (tmp_path / "free").iterdir()) == ["rank-0", "rank-1"]
-    assert capfd.readouterr().err.count(f"is in use: process {holder[0].pid} ") == 1
+    assert said.read_text().count(f"is in use: process {holder[0].pid} ") == 1
 
 
 def test_of_two_starts_at_once_one_goes_on_undisturbed_and_the_other_says_why_not(tmp_path):

@@ -105,7 +105,7 @@ class Arguments:
     """The base of the commands' dataclasses. Numbers lie in the ranges of their options.
 
     Raises:
-        ValueError: a number does not, or is not finite; a list that has values by default has none.
+        ValueError: a number does not, is not finite or has more than 64 bits; a list that has values by default has none.
     """
 
     def __post_init__(self) -> None:
@@ -117,6 +117,8 @@ class Arguments:
             if allowed is None:
                 continue
             for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int) and number.bit_length() > 63:
+                    raise ValueError(f"{entry.name}: a number of more than 64 bits; must be {allowed}.")
                 if number is not None and number not in allowed:
                     left_out = "; leave it out for the default" if entry.default is None else ""
                     raise ValueError(f"{entry.name} = {number}: must be {allowed}{left_out}.")

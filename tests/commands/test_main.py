@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from s3bert import __version__
 from s3bert.commands import COMMANDS, errors_in_a_line, main
@@ -110,6 +112,9 @@ def raised(error: BaseException):
             "error: Field 'hidden_size' expected int, got str (value: 'wide')",
         ),
         (lambda: raised(ValueError("lr = -1: must be positive.")), "error: lr = -1: must be positive."),
+        (lambda: torch.empty(2**50, 2**10), "error: this machine has too little memory ("),
+        (lambda: np.empty(2**55), "error: this machine has too little memory (Unable to allocate 256. PiB"),
+        (lambda: torch.empty(2**62, 2**10), "error: this machine has too little memory ("),
     ],
 )
 def test_a_command_ends_with_what_can_be_mended_in_a_line(main, message):

@@ -320,6 +320,8 @@ def test_pairs_are_classified_by_both_and_their_order():
     assert not torch.allclose(model(pairs).logits, model(pairs.flip(1)).logits)
     with pytest.raises(ValueError, match=r"shape \(3, 9\); this model takes \(B, 2, S\)"):
         model(pairs[:, 0])
+    with pytest.raises(ValueError, match=r"shape \(3, 2, 9\); the encoder takes \(B, S\)"):
+        model.encoder(pairs)
 
 
 def test_batches_are_a_function_of_seed_and_step_and_visit_everything_once_an_epoch():

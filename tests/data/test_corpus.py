@@ -6,7 +6,6 @@ The faults are real ones: processes killed with SIGKILL, files cut short, text t
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import resource
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+from children import processes
 from datasets import Dataset
 from transformers import BertTokenizer
 
@@ -32,10 +32,6 @@ from s3bert.data.wordpiece import train_wordpiece
 DATA = Path(os.environ.get("S3BERT_DATA", Path(__file__).parents[2] / "../shared/data"))
 WIKIPEDIA = DATA / "text/wikipedia-en-2015/validation.txt.gz"
 LENGTH = 32
-
-# Children start from a server that has imported everything once and run nothing.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch", "transformers", "s3bert", "s3bert.training.loop", "s3bert.data.corpus"])
 
 
 @pytest.fixture(autouse=True)

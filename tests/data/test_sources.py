@@ -175,6 +175,11 @@ FAULTS = {
     "empty file": (lambda d: write(d / "a.txt", ""), ValueError, "split 'train' is empty"),
     "empty gzip": (lambda d: write(d / "a.jsonl.gz", ""), ValueError, "split 'train' is empty"),
     "mixed kinds": (lambda d: [write(d / n, "x") for n in ("a.txt", "b.csv")], ValueError, r"mixes \.txt and \.csv"),
+    "a file of other columns": (
+        lambda d: [write(d / "a.jsonl", '{"text": "a"}\n'), write(d / "b.jsonl", '{"text": "b", "n": 1}\n')],
+        OSError,
+        r"cannot read .*a\.jsonl.*column names don't match",
+    ),
     "no text column": (
         lambda d: write(d / "a.csv", "q,a\nx,y\n"),
         ValueError,
@@ -188,8 +193,9 @@ FAULTS = {
 def test_a_faulty_file_is_an_error_that_names_it_and_the_fault(tmp_path, fault, streaming):
     make, kind, message = FAULTS[fault]
     make(tmp_path)
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as error:
         rows(Source(str(tmp_path)), streaming=streaming)
+    assert "\n" not in str(error.value)
 
 
 def test_a_fault_far_into_a_large_file_is_found_at_its_byte(tmp_path):

@@ -203,6 +203,7 @@ def test_half_precision_leaves_filters_and_statistics_in_float32(tmp_path):
         ({"num_segments": 3}, "hidden_size = 8 cannot be split into num_segments = 3 equal segments"),
         ({"prediction_length": 0}, "prediction_length = 0: must be at least 1"),
         ({"variance_offset": 0.0}, "variance_offset = 0.0: must be positive"),
+        ({"variance_offset": float("inf")}, "variance_offset = inf: must be positive and finite"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob = 1.5: a dropout rate"),
     ],
 )

@@ -45,6 +45,7 @@ def test_the_index_has_a_line_for_each_experiment():
         "approximation",
         "speed-mixers",
         "s3-first-values",
+        "torture",
     ],
 )
 def test_a_plot_is_drawn_from_the_results(name, tmp_path):

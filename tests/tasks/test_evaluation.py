@@ -1,7 +1,6 @@
 """Evaluations on several processes: the metrics of one process, in the same number of forward passes everywhere."""
 
 import json
-import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from children import processes
 from datasets import Dataset
 from transformers import BertTokenizer
 
@@ -24,9 +24,6 @@ from s3bert.tasks.mlm import Masking, MlmEvaluation
 
 
 ROWS, VOCABULARY = 14, 40
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch", "transformers", "datasets", "s3bert.tasks.glue_batches", "s3bert.tasks.lra"])
 
 
 class Answers:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import multiprocessing
 import os
 import random
 import resource
@@ -24,6 +23,7 @@ import pytest
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, PartialState
+from children import processes
 from safetensors.torch import load_file
 from tiny_pretraining import LENGTH, NO_DROPOUT, SIZES, MadeUpBlocks, exact, pretrain, tokenizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -47,11 +47,6 @@ from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, valida
 from s3bert.training.log import read_log
 from s3bert.training.loop import train
 from s3bert.training.signals import StopRequest
-
-
-# Children start from a server that has imported everything once and run nothing.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch", "transformers", "s3bert", "s3bert.training.loop"])
 
 
 def in_process(function, *arguments) -> int:
@@ -188,6 +183,14 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_it_taken(whole_run, tmp_pa
     assert f"Resuming from {before}" in caplog.text
     assert exact(result.history) == exact(read_log(whole_run / "log.jsonl"))
     assert validate_checkpoint(newest) is None, "the damaged checkpoint was written again"
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_the_removal_of_old_ones_removes_them(whole_run, tmp_path):
+    folder = shutil.copytree(whole_run, tmp_path / "run")
+    kept = all_checkpoints(folder)
+    shutil.copytree(kept[0], folder / "checkpoint-3")
+    pretrain(folder, resume_from_checkpoint="latest")
+    assert all_checkpoints(folder) == kept
 
 
 def test_what_is_measured_around_steps_is_logged_and_goes_on_after_a_cut(whole_run, tmp_path):

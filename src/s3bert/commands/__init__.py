@@ -5,6 +5,7 @@ that `--help` and a misspelt argument are answered at once. What it does is in `
 """
 
 import logging
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ _OPTIONAL = {"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "pa
 _OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
 
 
+# What torch's RuntimeErrors say where an accelerator or a CPU has none left, or a size is beyond any memory.
+_NO_MEMORY = re.compile("out of memory|allocate memory|not enough memory|[Ss]torage size calculation overflowed")
 _INTERRUPTED = (
     "interrupted; what was saved is kept, and the same call goes on from there, with --resume_from_checkpoint latest where a "
     "command has that argument"
@@ -88,7 +91,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def errors_in_a_line(name: str) -> Iterator[None]:
     """Ends the process on an error the user can mend, with its message alone and status 1, or DIVERGED where a training did.
 
-    A missing package is one: the message says which extra has it.
+    A missing package is one: the message says which extra has it. So is too little memory.
     """
     try:
         yield
@@ -110,9 +113,14 @@ def errors_in_a_line(name: str) -> Iterator[None]:
     except Exception as error:
         from huggingface_hub.errors import StrictDataclassError  # not at the top: it imports an HTTP client
 
-        if not isinstance(error, StrictDataclassError):
-            raise
-        sys.exit(f"error: {error.__cause__ or error}")  # the cause says which value, and what is allowed
+        if isinstance(error, StrictDataclassError):
+            sys.exit(f"error: {error.__cause__ or error}")  # the cause says which value, and what is allowed
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            said = " ".join(str(error).split()) or "no more can be had"
+            sys.exit(
+                f"error: this machine has too little memory ({said}). Lower the sizes of the model, its inputs or batches."
+            )
+        raise
 
 
 def _module(name: str):

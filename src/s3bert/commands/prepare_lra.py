@@ -28,7 +28,9 @@ class PrepareArguments(Arguments):
     num_val: int | None = option(least=1, help="validation examples", default=None)
     num_test: int | None = option(least=1, help="test examples", default=None)
     seed: int = option(least=0, below=2**32, help="of all draws", default=0)
-    num_workers: int | None = option(least=1, help="processes that draw images; all cores by default", default=None)
+    num_workers: int | None = option(
+        least=1, most=1024, help="processes that draw images; all cores by default", default=None
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -35,7 +35,7 @@ class CorpusArguments(Arguments):
         free=True, help="folder or Hub id of a tokenizer; by default one is trained", default=None
     )
     vocab_size: int = option(
-        free=True, least=1, help="pieces of the uncased WordPiece tokenizer to train", default=30522
+        free=True, least=1, most=1_000_000, help="pieces of the uncased WordPiece tokenizer to train", default=30522
     )
     max_seq_length: int = option(free=True, least=8, help="tokens of a block, [CLS] and [SEP] included", default=512)
     max_train_samples: int | None = option(
@@ -45,7 +45,7 @@ class CorpusArguments(Arguments):
         free=True, least=1, help="use only the first so many held-out rows of each source", default=None
     )
     preprocessing_num_workers: int | None = option(
-        free=True, least=1, help="threads that tokenise; all cores by default", default=None
+        free=True, least=1, most=1024, help="threads that tokenise; all cores by default", default=None
     )
     overwrite_cache: bool = option(
         free=True, help="prepare again, in place of a folder made from other inputs", default=False

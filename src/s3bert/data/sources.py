@@ -258,7 +258,7 @@ def clear_errors(source: Source, files: list[Path] | None = None) -> Iterator[No
         for file in files:
             _raise_what_is_wrong(file)
         if files:
-            cause = error.__cause__ or error
+            cause = " ".join(str(error.__cause__ or error).split())
             raise OSError(f"data source {source}: cannot read {', '.join(map(str, files[:3]))}: {cause}") from error
         if isinstance(error, (ConnectionError, TimeoutError, HfHubHTTPError)):
             raise ConnectionError(

@@ -24,7 +24,9 @@ class Budget(Arguments):
     size: str = option(help="which of configs/model/NAME-SIZE.json: base, small, mini, tiny", default="mini")
     dataset_name: str = option(help="corpus: a data source, or a folder that is prepared", default="synthetic")
     tokenizer_name: str | None = option(help="tokenizer of the corpus; trained on it by default", default=None)
-    vocab_size: int = option(least=1, help="word pieces of a tokenizer trained on the corpus", default=8192)
+    vocab_size: int = option(
+        least=1, most=1_000_000, help="word pieces of a tokenizer trained on the corpus", default=8192
+    )
     max_seq_length: int = option(least=8, help="tokens of a block of the corpus", default=128)
     max_train_samples: int | None = option(
         least=1, help="use only the first so many rows of each source of text", default=None

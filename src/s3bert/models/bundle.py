@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def _in_order_of_imports(folder: Path, root: str) -> list[_Module]:
     modules: dict[str, _Module] = {}
 
     def visit(name: str) -> None:
-        module = _read(folder / f"{name}.py")
+        module = _read(f"{name}.py", (folder / f"{name}.py").read_text(encoding="utf-8"))
         for sibling in module.siblings().values():
             if sibling not in (name, *modules):
                 visit(sibling)
@@ -93,8 +93,9 @@ def _in_order_of_imports(folder: Path, root: str) -> list[_Module]:
     return list(modules.values())
 
 
-def _read(file: Path) -> _Module:
-    source = file.read_text(encoding="utf-8")
+@cache  # the same code goes into every checkpoint of a run
+def _read(file: str, source: str) -> _Module:
+    name = file.removesuffix(".py")
     tree, lines = ast.parse(source), source.splitlines()
     names: dict[str, str] = {}
     exports = ""
@@ -103,7 +104,7 @@ def _read(file: Path) -> _Module:
             plain = node.level == 1 and node.module and not any(alias.asname for alias in node.names)
             if not plain or node not in tree.body:
                 raise ValueError(
-                    f"{file.name}, line {node.lineno}: `{ast.unparse(node)}` cannot be merged into one file; write "
+                    f"{file}, line {node.lineno}: `{ast.unparse(node)}` cannot be merged into one file; write "
                     "`from .name import Thing` at the top of the module."
                 )
     docstring = ast.get_docstring(tree) or ""
@@ -116,10 +117,10 @@ def _read(file: Path) -> _Module:
             continue
         for number in range(node.lineno - 1, node.end_lineno or node.lineno):
             lines[number] = ""
-    for symbol in symtable.symtable(source, file.name, "exec").get_symbols():
+    for symbol in symtable.symtable(source, file, "exec").get_symbols():
         if symbol.is_assigned() and symbol.get_name() != "__all__":
-            names[symbol.get_name()] = f"from .{file.stem} import {symbol.get_name()}"
-    return _Module(file.stem, docstring, "\n".join(lines).strip("\n"), exports, names)
+            names[symbol.get_name()] = f"from .{name} import {symbol.get_name()}"
+    return _Module(name, docstring, "\n".join(lines).strip("\n"), exports, names)
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:

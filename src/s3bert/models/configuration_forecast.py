@@ -1,6 +1,7 @@
 """Configuration of the S3 forecaster."""
 
 from dataclasses import field
+from math import inf
 
 from huggingface_hub.dataclasses import strict
 
@@ -78,9 +79,9 @@ class S3ForecastConfig(CheckedConfig):
                 f"num_harmonics = {self.num_harmonics}: a context of {self.context_length} steps has 0 to "
                 f"{self.context_length // 2}."
             )
-        if self.variance_offset <= 0:
+        if not 0 < self.variance_offset < inf:
             raise ValueError(
-                f"variance_offset = {self.variance_offset}: must be positive, or a constant window divides by zero."
+                f"variance_offset = {self.variance_offset}: must be positive and finite, or a constant window divides by zero."
             )
 
 

@@ -111,9 +111,11 @@ class LraModel(LraPreTrainedModel):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         """
         Raises:
-            ValueError: the sequence is longer than the task's; a mask of another shape; on CPU in eager mode, an id outside the
+            ValueError: ids of another shape than (B, S); the sequence is longer than the task's; a mask of another shape; on CPU in eager mode, an id outside the
                 vocabulary or an additive mask.
         """
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; the encoder takes (B, S).")
         length = input_ids.shape[1]
         if length > self.config.max_position_embeddings:
             raise ValueError(

@@ -20,6 +20,7 @@ from .approximation import approximation_headline, approximation_sections, plot_
 from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .lra import lra_headline, lra_sections, plot_learning_curves
 from .table3 import plot_comparison, table3_headline, table3_sections
+from .torture import plot_tries, torture_headline, torture_sections
 from .variance_shares import plot_variance, variance_headline, variance_sections
 
 
@@ -42,6 +43,7 @@ REPORTS = {
     "speed": Report(speed_sections, plot_speeds, speed_headline),
     "errors": Report(approximation_sections, plot_approximation, approximation_headline),
     "measures": Report(variance_sections, plot_variance, variance_headline),
+    "tries": Report(torture_sections, plot_tries, torture_headline),
 }
 _RESULTS = ("all_results.json", "results.json", "report/results.json")
 

@@ -106,7 +106,7 @@ def _read_table(file: Path) -> pd.DataFrame:
             f"example with: iconv -f {usual} -t utf-8 {file.name} > utf-8.csv"
         ) from error
     except (OSError, EOFError, ValueError, zlib.error) as error:  # a cut archive, rows of several lengths, no columns
-        raise ValueError(f"{file} cannot be read as CSV ({error}): copy it again, or mend it.") from error
+        raise ValueError(f"{file} cannot be read as CSV ({str(error).strip()}): copy it again, or mend it.") from error
     names = [name.strip() for name in table.columns]
     if len(names) == 1 and (separators := [mark for mark in ";\t|" if mark in table.columns[0]]):
         raise ValueError(

@@ -107,7 +107,7 @@ class TrainingConfig(Arguments):
     torch_compile: bool = option(help="compile the model (the first steps then take long)", default=False)
     activation_checkpointing: bool = option(help="recompute activations in backward to save memory", default=False)
     dataloader_num_workers: int = option(
-        free=True, least=0, help="processes that prepare batches ahead; 0 for a thread", default=0
+        free=True, least=0, most=1024, help="processes that prepare batches ahead; 0 for a thread", default=0
     )
     ddp_find_unused_parameters: bool = option(
         free=True, help="for models with parameters a loss does not reach", default=False

@@ -214,7 +214,8 @@ class _Run:
         bar = tqdm(total=self.total_steps, initial=progress.step, disable=not self.main, unit="step", desc="training")
         self.model.train()
         stopped, clock = False, time.perf_counter()
-        with contextlib.closing(ahead(loader, pin_memory=self.accelerator.device.type == "cuda")) as steps:
+        steps = ahead(loader, pin_memory=self.accelerator.device.type == "cuda")
+        with contextlib.closing(bar), contextlib.closing(steps):  # an error is told below the bar
             for parts, tokens in steps:
                 inputs = [batch for batch, _ in parts]
                 with self.around_step(progress.step + 1, self.plain_model, inputs) as found:
@@ -270,6 +271,7 @@ class _Run:
             load_model(self.plain_model, self.checkpoint / "model.safetensors")
             progress.metrics = progress.best_metrics
         if self.main:
+            rotate(self.output_dir, config.save_total_limit, kept=best)  # a kill may have come before the last one
             publish(self.checkpoint, self.output_dir)
         self.accelerator.wait_for_everyone()
         return TrainingResult(
