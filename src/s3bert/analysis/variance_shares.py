@@ -38,7 +38,8 @@ def landmark_tokens(encoder: LraModel, length: int) -> torch.Tensor:
         smoother, attention = layer.mixer.smoother, layer.mixer.attention
         reach = smoother.stem.kernel_size[0] // 2 if smoother.use_convolution_stem else 0
         landmarks, counts, _, _ = attention.landmarks(torch.empty(1, length, 0), None)
-        places.append(landmarks[counts][:, None] + torch.arange(-reach, reach + 1))
+        landmarks = landmarks[0] if counts is None else landmarks[counts]
+        places.append(landmarks[:, None] + torch.arange(-reach, reach + 1))
     found = torch.cat([place.flatten() for place in places]).unique()
     return found[(found >= 0) & (found < length)]
 

@@ -70,9 +70,9 @@ class PositionBatchNorm(nn.Module):
     def _torch_batch_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The same in torch's own operation, whose channels are our positions: where statistics are of all entries, or given."""
         length = hidden_states.shape[1]
-        statistics = None, None
-        if not (self.training and _in_recomputation()):
-            statistics = first_rows(self.running_mean, length), first_rows(self.running_var, length)
+        statistics = first_rows(self.running_mean, length), first_rows(self.running_var, length)
+        if self.training and _in_recomputation():
+            statistics = statistics[0].clone(), statistics[1].clone()
         parameters = first_rows(self.weight, length), first_rows(self.bias, length)
         return F.batch_norm(hidden_states, *statistics, *parameters, self.training, self.momentum, self.eps)
 
