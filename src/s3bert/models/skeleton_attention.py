@@ -201,7 +201,7 @@ def scale_keys(keys: torch.Tensor, lengths: torch.Tensor | int, mask: torch.Tens
 
     Before the sum over tokens, which could leave fp16's range.
     """
-    if mask is None:
+    if mask is None or isinstance(lengths, int):
         return keys * lengths**-0.5
     scale = mask * lengths.clamp(min=1).to(keys.dtype).rsqrt()  # (B, S)
     return keys * scale.view(*scale.shape, *[1] * (keys.dim() - 2))
