@@ -41,7 +41,7 @@ def plot_tries(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
         axes.set_xscale("symlog")
         axes.set_title(name, fontsize="medium")
     axes.set(xlabel="tries")
-    axes.legend(loc="lower right", fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", fontsize="small")
     save(figure, file, dpi=110)
 
 
