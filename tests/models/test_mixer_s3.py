@@ -1,5 +1,7 @@
 """The smoother, per-position BatchNorm and skeleton attention, each alone, against loops in float64 and gradcheck."""
 
+import copy
+
 import pytest
 import reference
 import torch
@@ -211,6 +213,14 @@ def test_position_batch_norm_of_numbered_tokens_is_that_of_padding_on_the_right(
         results.append([*of_tokens, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var])
     for numbered, expected in zip(*results, strict=True):
         assert torch.equal(numbered, expected) if training else torch.allclose(numbered, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_numbers_count_without_a_mask_as_with_one_of_ones(training):
+    states, numbers = torch.randn(3, 9, HIDDEN), torch.stack([torch.randperm(9) for _ in range(3)])
+    norm = randomise(PositionBatchNorm(16)).train(training)
+    with_mask = copy.deepcopy(norm)(states, torch.ones(3, 9, dtype=torch.bool), numbers)
+    assert torch.equal(norm(states, None, numbers), with_mask)
 
 
 @pytest.mark.parametrize(("num_row_samples", "num_column_samples"), [(4, 3), (1, 1), (16, 6), (99, 99)])

@@ -55,7 +55,7 @@ class PositionBatchNorm(nn.Module):
             numbers: (B, S), the tokens' positions where they are not their places; a permutation of these in each sequence.
         """
         length = hidden_states.shape[1]
-        if mask is None and not (self.training and _several_processes()):
+        if mask is None and numbers is None and not (self.training and _several_processes()):
             return self._torch_batch_norm(hidden_states)
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         parameters = (self.weight, self.bias, self.running_mean, self.running_var)
