@@ -91,10 +91,8 @@ def _held(lock: FileLock) -> Iterator[None]:
         write_text(note, json.dumps(holder) + "\n")
         yield
     finally:
-        for written in (
-            note,
-            file,
-        ):  # the file while it is locked: one who waits for it sees that it is gone, and makes another
+        # The file goes while it is locked: one who waits for it sees that it is gone, and makes another.
+        for written in (note, file):
             with suppress(OSError):  # Windows removes no open file; filelock does so there
                 written.unlink()
         lock.release()

@@ -6,6 +6,7 @@ After each the same command again must end with the files of a run that nothing 
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,17 @@ def put_back(file: Path, place: int, byte: bytes) -> None:
         stream.write(byte)
 
 
+def flips(folder: Path, region: int, draw: random.Random) -> Iterator[str]:
+    """Flips a bit in each region of so many bytes of each file, one after the other; says which, and puts it back after that."""
+    for file in sorted(folder.iterdir()):
+        size = file.stat().st_size
+        for start in range(0, size, region):
+            place = draw.randrange(start, min(size, start + region))
+            byte = flipped(file, place, draw)
+            yield f"{file.name}, byte {place}"
+            put_back(file, place, byte)
+
+
 def test_a_flipped_bit_in_any_region_of_a_checkpoint_is_found(commands, campaign, fresh_folder, caplog):
     caplog.set_level("ERROR")
     draw, found = random.Random("checkpoint"), campaign.of("a bit flipped in each region of a checkpoint")
@@ -152,18 +164,13 @@ def test_a_flipped_bit_in_any_region_of_a_checkpoint_is_found(commands, campaign
     before, newest = all_checkpoints(run)
     assert find_checkpoint(run, "latest") == newest
     region = campaign.tries(512, 32)
-    for file in sorted(newest.iterdir()):
-        size = file.stat().st_size
-        for start in range(0, size, region):
-            place = draw.randrange(start, min(size, start + region))
-            byte = flipped(file, place, draw)
-            try:
-                taken = find_checkpoint(run, "latest")
-                problem = None if taken == before else f"{taken.name} is taken"
-            except Exception as error:
-                problem = repr(error)
-            found.note(f"{file.name}, byte {place}", problem)
-            put_back(file, place, byte)
+    for where in flips(newest, region, draw):
+        try:
+            taken = find_checkpoint(run, "latest")
+            problem = None if taken == before else f"{taken.name} is taken"
+        except Exception as error:
+            problem = repr(error)
+        found.note(where, problem)
     assert validate_checkpoint(newest) is None
     found.check()
 
@@ -181,20 +188,15 @@ def test_a_flipped_bit_in_any_region_of_a_corpus_is_found(commands, campaign, fr
 
     read()
     region = campaign.tries(64, 4)
-    for file in sorted(folder.iterdir()):
-        size = file.stat().st_size
-        for start in range(0, size, region):
-            place = draw.randrange(start, min(size, start + region))
-            byte = flipped(file, place, draw)
-            problem = "read as if it were whole"
-            try:
-                read()
-            except (ValueError, OSError) as error:
-                problem = None if "\n" not in str(error) else f"an error of several lines: {error}"
-            except Exception as error:
-                problem = repr(error)
-            found.note(f"{file.name}, byte {place}", problem)
-            put_back(file, place, byte)
+    for where in flips(folder, region, draw):
+        problem = "read as if it were whole"
+        try:
+            read()
+        except (ValueError, OSError) as error:
+            problem = None if "\n" not in str(error) else f"an error of several lines: {error}"
+        except Exception as error:
+            problem = repr(error)
+        found.note(where, problem)
     read()
     found.check()
 

@@ -16,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import pytest
@@ -419,16 +421,20 @@ def _one_of_two(rank: int, port: int, output_dir: str, model_settings: dict, set
     pretrain(Path(output_dir), model_settings, **settings)
 
 
-def _log_of_two(output_dir: Path, model_settings: dict, **settings) -> list[dict]:
-    """The log of a run of two processes."""
-    arguments = (free_port(), str(output_dir), model_settings, settings)
-    pair = [processes.Process(target=_one_of_two, args=(rank, *arguments)) for rank in range(2)]
+def _log_of_pair(target: Callable, output_dir: Path, *arguments: Any) -> list[dict]:
+    """The log of a run of two processes, which `target` is for its rank, a port, the folder and the arguments."""
+    port = free_port()
+    pair = [processes.Process(target=target, args=(rank, port, str(output_dir), *arguments)) for rank in range(2)]
     for child in pair:
         child.start()
     for child in pair:
         child.join()
     assert [child.exitcode for child in pair] == [0, 0]
     return read_log(output_dir / "log.jsonl")
+
+
+def _log_of_two(output_dir: Path, model_settings: dict, **settings) -> list[dict]:
+    return _log_of_pair(_one_of_two, output_dir, model_settings, settings)
 
 
 def _assert_the_same_run(first: list[dict], second: list[dict]) -> None:
@@ -536,14 +542,7 @@ SHARDED = NO_DROPOUT | {"smoother_norm": "layer", "num_attention_heads": 1}
 
 
 def _log_of_two_shards(output_dir: Path, **settings) -> list[dict]:
-    port = free_port()
-    pair = [processes.Process(target=_one_of_two_shards, args=(r, port, str(output_dir), settings)) for r in range(2)]
-    for child in pair:
-        child.start()
-    for child in pair:
-        child.join()
-    assert [child.exitcode for child in pair] == [0, 0]
-    return read_log(output_dir / "log.jsonl")
+    return _log_of_pair(_one_of_two_shards, output_dir, settings)
 
 
 def test_a_sharded_run_has_the_losses_of_a_whole_one_and_goes_on_from_its_checkpoint_and_from_a_whole_ones(tmp_path):
