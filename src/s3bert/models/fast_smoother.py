@@ -210,7 +210,7 @@ def _transform_means(means: torch.Tensor, points: int) -> torch.Tensor:
     means = means.transpose(1, 2)  # (B, r, S)
     if points != means.shape[2]:
         means = F.pad(means, (0, points - means.shape[2]))
-    return torch.view_as_real(torch.fft.rfft(means)).permute(2, 0, 1, 3).contiguous()
+    return torch.view_as_real(torch.fft.rfft(means)).permute(2, 0, 1, 3)
 
 
 def _inverse_transform(spectrum: torch.Tensor, points: int, length: int) -> torch.Tensor:
@@ -279,7 +279,7 @@ def _add_filtered(
     """
     batch, length, _ = means.shape
     with torch.autocast(means.device.type, enabled=False):
-        transform = _transform_means(means, points)
+        transform = _transform_means(means, points).contiguous()
     real, imaginary = transform.unbind(3)  # (F, B, r)
     # Real arithmetic: B rows that give the product's real part and B rows that give its imaginary part.
     rows = torch.cat((torch.stack((real, -imaginary), 3), torch.stack((imaginary, real), 3)), 1)

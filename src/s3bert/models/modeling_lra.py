@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
 
 from .configuration_lra import LraConfig
-from .input_checks import check_classes, check_ids, real_tokens
+from .input_checks import check_classes, check_ids, real_tokens, simplest
 from .mixer_s3 import initialize_s3
 from .mixers import build_mixer
 from .numerics import at_least_float32, zero_padding
@@ -125,7 +125,7 @@ class LraModel(LraPreTrainedModel):
         if not input_ids.is_floating_point():
             input_ids = input_ids.long()  # they may come as bytes
         check_ids("input_ids", input_ids, input_ids.shape, self.word_embeddings.num_embeddings, "see config.vocab_size")
-        mask = self.mask(input_ids, attention_mask)
+        mask, _ = simplest(self.mask(input_ids, attention_mask))
         states = self.dropout(self.word_embeddings(input_ids) + self.position_embeddings.weight[:length])
         for layer in self.layers:
             states = layer(states, mask)
