@@ -627,6 +627,17 @@ def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_run_compiled_for_a_cpu_drops_out_what_an_eager_run_drops_out(tmp_path):
+    torch._dynamo.reset()
+    compiled, eager = (
+        pretrain(tmp_path / str(flag), max_train_steps=3, torch_compile=flag).history for flag in (True, False)
+    )
+    assert [record["loss"] for record in compiled if "loss" in record] == pytest.approx(
+        [record["loss"] for record in eager if "loss" in record], rel=1e-4
+    )
+
+
+@pytest.mark.slow
 def test_a_day_of_lengths_in_training_and_evaluation_stays_compiled(monkeypatch):
     quick = functools.partialmethod(torch.nn.Module.compile, backend="eager")
     monkeypatch.setattr(torch.nn.Module, "compile", quick)
@@ -635,7 +646,7 @@ def test_a_day_of_lengths_in_training_and_evaluation_stays_compiled(monkeypatch)
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     model = S3BertForMaskedLM(S3BertConfig(**sizes, vocab_size=99, max_position_embeddings=256, sparse_prediction=True))
     with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
-        execution.compile_for_lengths(model)
+        execution.compile_in_place(model, torch.device("cpu"))
         for length in (6, 256, 40, 100, 20, 60, 130, 30, 90, 200):
             ids = torch.randint(5, 99, (2, length))
             for training in (True, False):

@@ -29,13 +29,18 @@ def deterministic_algorithms() -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before
 
 
-def compile_for_lengths(model: nn.Module) -> None:
+def compile_in_place(model: nn.Module, device: torch.device, dynamic: bool | None = None) -> None:
     """Compiles in place, with room for a graph for each length of FFT, with and without a mask, in training and evaluation.
 
-    Beyond its limit, 8 by default, torch runs what is new uncompiled.
+    Beyond its limit, 8 by default, torch runs what is new uncompiled. On a CPU dropout is drawn by torch's own generator, as
+    uncompiled: the compiler's makes a training step slower than that.
+
+    Args:
+        dynamic: torch's; by default a dimension that changes once is taken for one that changes.
     """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    model.compile()
+    torch._inductor.config.fallback_random = device.type == "cpu"
+    model.compile(dynamic=dynamic)
 
 
 def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:

@@ -41,7 +41,7 @@ from .checkpoints import (
     validate_checkpoint,
     written_aside,
 )
-from .execution import compile_for_lengths, deterministic_algorithms, mixed_precision, shard, use_tensor_cores
+from .execution import compile_in_place, deterministic_algorithms, mixed_precision, shard, use_tensor_cores
 from .flops import peak_flops, training_flops
 from .log import RunLog
 from .memory import keep_freed_memory
@@ -161,7 +161,7 @@ class _Run:
             # transformers 5.17 knows only the older name.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         if config.torch_compile:
-            compile_for_lengths(model)
+            compile_in_place(model, self.accelerator.device)
         self.plain_model = model
         fused = self.accelerator.device.type in ("cpu", "cuda", "xpu", "mps")
         if self.accelerator.is_fsdp2:
