@@ -725,11 +725,11 @@ class WatchedBatches(MlmBatches):
         super().__init__(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), batch_size=2, seed=7)
         self.failing_step, self.asked = failing_step, [threading.Event() for _ in range(10)]
 
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+    def share(self, step: int, own: Callable) -> tuple[dict[str, torch.Tensor], int, int]:
         self.asked[step].set()
         if step == self.failing_step:
             raise OSError(f"the disk with step {step} is gone")
-        return super().__getitem__(step)
+        return super().share(step, own)
 
 
 def preparing_threads() -> list[threading.Thread]:
