@@ -53,7 +53,7 @@ _OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
 # What torch's RuntimeErrors say where an accelerator or a CPU has none left, or a size is beyond any memory.
 _NO_MEMORY = re.compile("out of memory|allocate memory|not enough memory|[Ss]torage size calculation overflowed")
 # What they say, with the name of the library that processes talk through, where one of several does not answer.
-_UNREACHABLE = re.compile("gloo|NCCL|TCPStore")
+_UNREACHABLE = re.compile("gloo|NCCL|TCPStore|client socket")
 _KEPT = (
     "what was saved is kept, and the same call goes on from there, with --resume_from_checkpoint latest where a command has that "
     "argument"
