@@ -9,8 +9,10 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -38,6 +40,13 @@ processes.set_forkserver_preload(
 # As Python's auditing calls those that take a path.
 _CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.listdir", "os.scandir"}
 _TICK = 2.0**-40
+
+
+def free_port() -> int:
+    """A port nobody listens on, for processes to meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Fault(NamedTuple):
@@ -89,16 +98,22 @@ class Child:
 
     Args:
         name: in `s3bert.commands.COMMANDS`. words: its arguments. folder: where it runs. memory: bytes of address space it may take
-            beyond what it has.
+            beyond what it has. before: called in the child before the command.
     """
 
     def __init__(
-        self, name: str, words: list[str], folder: Path, fault: Fault | None = None, memory: int | None = None
+        self,
+        name: str,
+        words: list[str],
+        folder: Path,
+        fault: Fault | None = None,
+        memory: int | None = None,
+        before: Callable[[], None] | None = None,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.output, output = processes.Pipe(duplex=False)
         self.report, report = processes.Pipe(duplex=False)
-        arguments = (name, words, str(folder), fault, memory, output, report)
+        arguments = (name, words, str(folder), fault, memory, before, output, report)
         self.process = processes.Process(target=_run, args=arguments)
         self.started = time.monotonic()
         self.process.start()
@@ -140,7 +155,14 @@ class Child:
 
 
 def _run(
-    name: str, words: list[str], folder: str, fault: Fault | None, memory: int | None, output: Any, report: Connection
+    name: str,
+    words: list[str],
+    folder: str,
+    fault: Fault | None,
+    memory: int | None,
+    before: Callable[[], None] | None,
+    output: Any,
+    report: Connection,
 ) -> None:
     os.chdir(folder)
     for stream in (1, 2):
@@ -161,6 +183,8 @@ def _run(
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
     sys.argv = [f"s3bert {name}", *words]
+    if before is not None:
+        before()
     try:
         commands.run(name)
     finally:

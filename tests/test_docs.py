@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser
 
 from s3bert.arguments import find_recipe
 from s3bert.commands import COMMANDS, main
@@ -133,18 +135,16 @@ class Reader:
         match words:
             case ["s3bert", name, *rest]:
                 self.run_s3bert(name, rest, why)
-            case ["accelerate", "launch", "--config_file", file, *rest] if (ROOT / file).is_file():
-                self.run_command(["accelerate", "launch", *rest], why)
-            case ["accelerate", "launch", "-m", module, *rest] | [
-                "torchrun",
-                "--nproc_per_node",
-                _,
-                "-m",
-                module,
-                *rest,
-            ]:
+            case [variable, *rest] if re.match(r"[A-Z_]+=", variable):
+                self.run_command(rest, why)
+            case [("accelerate" | "torchrun") as launcher, *rest]:
+                parser = launch_command_parser() if launcher == "accelerate" else get_args_parser()
+                read = parser.parse_args(rest[1:] if launcher == "accelerate" else rest)
+                if file := getattr(read, "config_file", None):
+                    assert (ROOT / file).is_file()
+                assert read.module
                 names = {f"s3bert.commands.{command.module}": name for name, command in COMMANDS.items()}
-                self.run_s3bert(names[module], rest, why)
+                self.run_s3bert(names[read.training_script], read.training_script_args, why)
             case ["python", script, *rest] if script.startswith("examples/"):
                 self.monkeypatch.setattr("sys.argv", [script, *rest])
                 runpy.run_path(str(ROOT / script), run_name="__main__")

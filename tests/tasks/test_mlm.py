@@ -11,6 +11,7 @@ from transformers import BertTokenizer
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
+from s3bert.training.micro_batches import MicroBatches
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(95))]
@@ -88,6 +89,33 @@ def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
     assert torch.equal(short[2]["input_ids"], whole[2]["input_ids"])
     with pytest.raises(ValueError, match="short_seq_length = 5: blocks of 12 tokens are cut into 2, 3, 4, 6"):
         ShortSequences(length=5, steps=2, block_size=12)
+
+
+@pytest.mark.parametrize("short", [None, ShortSequences(length=4, steps=1, block_size=12)], ids=["whole", "short"])
+@pytest.mark.parametrize(("processes", "count"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+def test_a_process_masks_its_own_rows_alone_and_they_are_those_of_the_global_batch(
+    short, processes, count, monkeypatch
+):
+    batches = MlmBatches(NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER), 8, 3, short)
+    whole, made = batches[0], []
+    where = np.where
+    monkeypatch.setattr(np, "where", lambda *arguments: made.append(where(*arguments).size) or where(*arguments))
+    shares, seen = 0.0, []
+    for process in range(processes):
+        parts, tokens = MicroBatches(
+            batches, 8 // processes // count, count, process, processes, torch.nn.Linear(1, 1)
+        )[0]
+        assert tokens == 8 * 12
+        assert set(made) == {8 * 12 // processes}, "nobody else's rows"
+        made.clear()
+        shares += sum(share for _, share in parts)
+        seen.append(parts)
+    assert shares == pytest.approx(1)
+    for name in ("input_ids", "labels"):
+        rows = torch.cat([seen[process][i][0][name] for i in range(count) for process in range(processes)])
+        assert torch.equal(rows, whole[name])
+    predicted = [(parts[i][0]["labels"] != -100).sum().item() for parts in seen for i in range(count)]
+    assert [share for parts in seen for _, share in parts] == [n / sum(predicted) for n in predicted]
 
 
 class CountUnknownShapes(TorchDispatchMode):

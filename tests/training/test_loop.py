@@ -11,7 +11,6 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,13 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import pytest
 import torch
-from accelerate import Accelerator, DistributedType
-from accelerate.state import AcceleratorState, PartialState
-from children import processes
+from accelerate import Accelerator
+from children import free_port, processes
 from safetensors.torch import load_file
+from sharded_on_cpus import shard_on_cpus
 from tiny_pretraining import LENGTH, NO_DROPOUT, SIZES, MadeUpBlocks, exact, pretrain, tokenizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -57,13 +55,6 @@ def in_process(function, *arguments) -> int:
     child.start()
     child.join()
     return child.exitcode
-
-
-def free_port() -> int:
-    """A port nobody listens on, for processes to meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _pretrain_or_resume(output_dir: str, slowness: float) -> None:
@@ -412,29 +403,27 @@ def test_accumulating_four_by_four_gives_the_loss_and_gradient_of_one_by_sixteen
 GENTLE = dict(max_train_steps=6, learning_rate=1e-4)
 
 
-def _one_of_two(rank: int, port: int, output_dir: str, model_settings: dict, settings: dict) -> None:
+def _one_of_several(rank: int, count: int, port: int, output_dir: str, model_settings: dict, settings: dict) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), ACCELERATE_USE_CPU="true")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if rank > 0:
         loop.training_flops = loop.peak_flops = None  # the first process counts and measures for all
     pretrain(Path(output_dir), model_settings, **settings)
 
 
-def _log_of_pair(target: Callable, output_dir: Path, *arguments: Any) -> list[dict]:
-    """The log of a run of two processes, which `target` is for its rank, a port, the folder and the arguments."""
+def _log_of(count: int, target: Callable, output_dir: Path, *arguments: Any) -> list[dict]:
+    """The log of a run of so many processes, which `target` is for its rank, their number, a port, the folder and the arguments."""
     port = free_port()
-    pair = [processes.Process(target=target, args=(rank, port, str(output_dir), *arguments)) for rank in range(2)]
-    for child in pair:
+    ranks = [
+        processes.Process(target=target, args=(rank, count, port, str(output_dir), *arguments)) for rank in range(count)
+    ]
+    for child in ranks:
         child.start()
-    for child in pair:
+    for child in ranks:
         child.join()
-    assert [child.exitcode for child in pair] == [0, 0]
+    assert [child.exitcode for child in ranks] == [0] * count
     return read_log(output_dir / "log.jsonl")
-
-
-def _log_of_two(output_dir: Path, model_settings: dict, **settings) -> list[dict]:
-    return _log_of_pair(_one_of_two, output_dir, model_settings, settings)
 
 
 def _assert_the_same_run(first: list[dict], second: list[dict]) -> None:
@@ -443,11 +432,17 @@ def _assert_the_same_run(first: list[dict], second: list[dict]) -> None:
             assert two[name] == pytest.approx(one[name], rel=1e-4), name
 
 
-def test_a_global_batch_size_is_that_of_one_process_and_of_two(tmp_path):
+def test_a_global_batch_size_is_that_of_one_process_and_of_two_and_a_run_of_two_goes_on_on_one_and_on_four(tmp_path):
     model_settings = NO_DROPOUT | {"smoother_norm": "layer"}  # BatchNorm sees micro-batches
     settings = GENTLE | {"per_device_train_batch_size": 2, "global_batch_size": 8}
     alone = pretrain(tmp_path / "one", model_settings, **settings)
-    _assert_the_same_run(alone.history, _log_of_two(tmp_path / "two", model_settings, **settings))
+    two = _log_of(2, _one_of_several, tmp_path / "two", model_settings, settings)
+    _assert_the_same_run(alone.history, two)
+    shutil.rmtree(tmp_path / "two" / "checkpoint-6")
+    shutil.copytree(tmp_path / "two", tmp_path / "four")
+    again = settings | {"resume_from_checkpoint": "latest"}
+    _assert_the_same_run(two, pretrain(tmp_path / "two", model_settings, **again).history)
+    _assert_the_same_run(two, _log_of(4, _one_of_several, tmp_path / "four", model_settings, again))
     whole = pretrain(tmp_path / "whole", model_settings, **GENTLE, per_device_train_batch_size=8)
     _assert_the_same_run(whole.history, alone.history)
 
@@ -474,7 +469,7 @@ def test_a_global_batch_size_that_does_not_fit_is_refused(settings, message):
 
 def test_two_processes_give_the_run_of_one_also_with_batchnorm(tmp_path):
     alone = pretrain(tmp_path / "one", NO_DROPOUT, **GENTLE, per_device_train_batch_size=8)
-    _assert_the_same_run(alone.history, _log_of_two(tmp_path / "two", NO_DROPOUT, **GENTLE))
+    _assert_the_same_run(alone.history, _log_of(2, _one_of_several, tmp_path / "two", NO_DROPOUT, GENTLE))
     states = [AutoModelForMaskedLM.from_pretrained(tmp_path / run).state_dict() for run in ("one", "two")]
     statistics = [name for name in states[0] if "running_" in name]
     assert statistics
@@ -521,20 +516,10 @@ def test_a_model_sharded_over_two_processes_has_the_loss_and_gradients_of_a_whol
     assert [child.exitcode for child in pair] == [0, 0]
 
 
-class ShardsOnCpus(AcceleratorState):
-    """accelerate's, which takes processes without accelerators for DistributedDataParallel's whatever was configured: patched here
-    alone, so that FSDP2 can be tested on CPUs."""
-
-    def __init__(self, *arguments, fsdp_plugin=None, **settings):
-        super().__init__(*arguments, fsdp_plugin=fsdp_plugin, **settings)
-        self.fsdp_plugin = fsdp_plugin
-        self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-
-def _one_of_two_shards(rank: int, port: int, output_dir: str, settings: dict) -> None:
+def _one_of_several_shards(rank: int, count: int, port: int, output_dir: str, settings: dict) -> None:
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
-    accelerate.accelerator.AcceleratorState = ShardsOnCpus
-    _one_of_two(rank, port, output_dir, SHARDED, settings)
+    shard_on_cpus()
+    _one_of_several(rank, count, port, output_dir, SHARDED, settings)
 
 
 # Rows that two processes cannot share alike, and parameters of which the second holds nothing.
@@ -542,7 +527,7 @@ SHARDED = NO_DROPOUT | {"smoother_norm": "layer", "num_attention_heads": 1}
 
 
 def _log_of_two_shards(output_dir: Path, **settings) -> list[dict]:
-    return _log_of_pair(_one_of_two_shards, output_dir, settings)
+    return _log_of(2, _one_of_several_shards, output_dir, settings)
 
 
 def test_a_sharded_run_has_the_losses_of_a_whole_one_and_goes_on_from_its_checkpoint_and_from_a_whole_ones(tmp_path):
@@ -736,11 +721,11 @@ class WatchedBatches(MlmBatches):
         super().__init__(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), batch_size=2, seed=7)
         self.failing_step, self.asked = failing_step, [threading.Event() for _ in range(10)]
 
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+    def share(self, step: int, own: Callable) -> tuple[dict[str, torch.Tensor], int, int]:
         self.asked[step].set()
         if step == self.failing_step:
             raise OSError(f"the disk with step {step} is gone")
-        return super().__getitem__(step)
+        return super().share(step, own)
 
 
 def preparing_threads() -> list[threading.Thread]:

@@ -5,9 +5,11 @@ that `--help` and a misspelt argument are answered at once. What it does is in `
 """
 
 import logging
+import os
 import re
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -50,9 +52,11 @@ _OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
 
 # What torch's RuntimeErrors say where an accelerator or a CPU has none left, or a size is beyond any memory.
 _NO_MEMORY = re.compile("out of memory|allocate memory|not enough memory|[Ss]torage size calculation overflowed")
-_INTERRUPTED = (
-    "interrupted; what was saved is kept, and the same call goes on from there, with --resume_from_checkpoint latest where a "
-    "command has that argument"
+# What they say, with the name of the library that processes talk through, where one of several does not answer.
+_UNREACHABLE = re.compile("gloo|NCCL|TCPStore|client socket")
+_KEPT = (
+    "what was saved is kept, and the same call goes on from there, with --resume_from_checkpoint latest where a command has that "
+    "argument"
 )
 
 
@@ -73,7 +77,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(name: str) -> None:
     """Runs a command with the arguments of `sys.argv`."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, which would all say the same
+    logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "datasets", "evaluate", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminate)
@@ -83,7 +88,7 @@ def run(name: str) -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     """SIGTERM ends the process in order, so that what it has begun, jobs for one, is put away."""
-    print(_INTERRUPTED, file=sys.stderr)
+    print(f"interrupted; {_KEPT}", file=sys.stderr)
     sys.exit(128 + number)
 
 
@@ -108,7 +113,7 @@ def errors_in_a_line(name: str) -> Iterator[None]:
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print(_INTERRUPTED, file=sys.stderr)
+        print(f"interrupted; {_KEPT}", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         from huggingface_hub.errors import StrictDataclassError  # not at the top: it imports an HTTP client
@@ -119,6 +124,12 @@ def errors_in_a_line(name: str) -> Iterator[None]:
             said = " ".join(str(error).split()) or "no more can be had"
             sys.exit(
                 f"error: this machine has too little memory ({said}). Lower the sizes of the model, its inputs or batches."
+            )
+        if isinstance(error, RuntimeError) and "RANK" in os.environ and _UNREACHABLE.search(str(error)):
+            said = textwrap.shorten(str(error), 400, placeholder=" ...").rstrip(".")
+            sys.exit(
+                f"error: process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} does not reach the others ({said}). Where one of "
+                f"them has ended or hangs, its own last lines, or the launcher's, say why. All end with it; {_KEPT}."
             )
         raise
 

@@ -5,6 +5,8 @@ dynamic, and drawn for the global batch of a step from (seed, step): the same fo
 """
 
 import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,18 +54,28 @@ class Masking:
 
     def __call__(self, tokens: np.ndarray, generator: np.random.Generator) -> dict[str, torch.Tensor]:
         """(B, S) token ids -> `input_ids` and `labels` (B, S), labels -100 where nothing is predicted."""
-        inputs = tokens.astype(np.int64)
-        chances = generator.random(inputs.shape, dtype=np.float32)
-        chances[self.special[inputs]] = 2  # never
+        return self.share(tokens, generator, lambda rows: rows)[0]
+
+    def share(
+        self, tokens: np.ndarray, generator: np.random.Generator, own: Callable[[np.ndarray], np.ndarray]
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """The same of the rows that `own` takes alone, and how many tokens of all (B, S) are predicted.
+
+        Random numbers are drawn for all rows, which costs little: so they are the same whichever rows are taken.
+        """
+        chances = generator.random(tokens.shape, dtype=np.float32)
+        chances[self.special[tokens]] = 2  # never
         # At least the likeliest token of each sequence: a mean over no labels would be NaN in most models.
         threshold = np.maximum(self.mlm_probability, chances.min(1, keepdims=True) + np.finfo(np.float32).eps)
         predicted = (chances < threshold) & (chances < 1)
+        fate = own(generator.random(tokens.shape, dtype=np.float32))
+        random_tokens = own(generator.integers(self.vocab_size, size=tokens.shape))
+        count = int(np.count_nonzero(predicted))
+        inputs, predicted = own(tokens).astype(np.int64), own(predicted)
         labels = np.where(predicted, inputs, -100)
-        fate = generator.random(inputs.shape, dtype=np.float32)
-        random_tokens = generator.integers(self.vocab_size, size=inputs.shape)
         inputs = np.where(predicted & (fate < 0.8), self.mask_token_id, inputs)
         inputs = np.where(predicted & (fate >= 0.9), random_tokens, inputs)
-        return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}, count
 
 
 @dataclass(frozen=True)
@@ -97,29 +109,55 @@ class ShortSequences:
         return tokens.reshape(-1, self.length) if step < self.steps else tokens
 
 
-class MlmBatches:
-    """The global batches of a run, `[step]` a pure function of (seed, step); epochs follow one another without a gap.
+class _MaskedBatches(ABC):
+    """The global batches of a run, `[step]` a pure function of (seed, step), of which a process may make its own rows alone.
 
     Args:
-        blocks: a corpus split. masking: how to mask. batch_size: blocks of a global batch. seed: order and masks.
-        short: cuts the blocks of the first steps.
+        masking: how to mask. batch_size: blocks of a global batch. seed: order and masks. short: cuts the blocks of the first steps.
+    """
+
+    def __init__(self, masking: Masking, batch_size: int, seed: int, short: ShortSequences | None):
+        self.masking, self.batch_size, self.seed, self.short = masking, batch_size, seed, short
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Optimiser steps of an epoch."""
+
+    @abstractmethod
+    def _blocks_of(self, step: int) -> np.ndarray:
+        """The blocks of a step, (batch_size, block_size)."""
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        return self.share(step, lambda rows: rows)[0]
+
+    def share(self, step: int, own: Callable[[np.ndarray], np.ndarray]) -> tuple[dict[str, torch.Tensor], int, int]:
+        """`[step]` of the rows that `own` takes alone, and how many tokens of all are predicted, and there."""
+        tokens = self._blocks_of(step)
+        tokens = self.short(tokens, step) if self.short else tokens
+        batch, predicted = self.masking.share(tokens, np.random.default_rng([self.seed, step]), own)
+        return batch, max(1, predicted), tokens.size
+
+
+class MlmBatches(_MaskedBatches):
+    """Of a prepared corpus; epochs follow one another without a gap.
+
+    Args:
+        blocks: a corpus split.
     """
 
     def __init__(
         self, blocks: Blocks, masking: Masking, batch_size: int, seed: int, short: ShortSequences | None = None
     ):
-        self.blocks, self.masking, self.batch_size, self.seed, self.short = blocks, masking, batch_size, seed, short
+        super().__init__(masking, batch_size, seed, short)
+        self.blocks = blocks
         self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
-        """Optimiser steps of an epoch."""
         return max(1, -(-len(self.blocks) // self.batch_size))
 
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+    def _blocks_of(self, step: int) -> np.ndarray:
         first = step * self.batch_size
-        tokens = np.stack([self.blocks[self._block(i)] for i in range(first, first + self.batch_size)])
-        tokens = self.short(tokens, step) if self.short else tokens
-        return self.masking(tokens, np.random.default_rng([self.seed, step]))
+        return np.stack([self.blocks[self._block(i)] for i in range(first, first + self.batch_size)])
 
     def _block(self, position: int) -> int:
         """Which block comes at a position of the endless sequence of reshuffled epochs."""
@@ -130,8 +168,8 @@ class MlmBatches:
         return int(self._orders[epoch][place])
 
 
-class StreamedMlmBatches:
-    """The same over a corpus that is streamed: batches come in order, and going back or ahead means reading again.
+class StreamedMlmBatches(_MaskedBatches):
+    """Of a corpus that is streamed: batches come in order, and going back or ahead means reading again.
 
     Args:
         corpus, split: what to stream. steps_per_epoch: what to call an epoch, as a stream has no known length.
@@ -147,20 +185,19 @@ class StreamedMlmBatches:
         steps_per_epoch: int,
         short: ShortSequences | None = None,
     ):
-        self.corpus, self.split, self.masking, self.short = corpus, split, masking, short
-        self.batch_size, self.seed, self.steps_per_epoch = batch_size, seed, steps_per_epoch
+        super().__init__(masking, batch_size, seed, short)
+        self.corpus, self.split, self.steps_per_epoch = corpus, split, steps_per_epoch
         self._next_step, self._stream = None, None
 
     def __len__(self) -> int:
         return self.steps_per_epoch
 
-    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+    def _blocks_of(self, step: int) -> np.ndarray:
         if step != self._next_step:
             self._stream = self.corpus.blocks(self.split, seed=self.seed, skip=step * self.batch_size)
-        tokens = np.stack([next(self._stream) for _ in range(self.batch_size)])
+        blocks = np.stack([next(self._stream) for _ in range(self.batch_size)])
         self._next_step = step + 1
-        tokens = self.short(tokens, step) if self.short else tokens
-        return self.masking(tokens, np.random.default_rng([self.seed, step]))
+        return blocks
 
 
 class MlmEvaluation:

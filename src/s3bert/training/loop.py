@@ -231,8 +231,9 @@ class _Run:
                 evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
                 saves = last or (config.save_steps and progress.step % config.save_steps == 0)
                 logs = last or progress.step % config.logging_steps == 0
-                # Several processes agree on these when they meet, at a log record.
-                asked = any(self._wishes()) and self.accelerator.num_processes == 1
+                # Several processes meet to agree on these: on CPUs after each step, elsewhere at a log record, as it is a wait.
+                alone = self.accelerator.num_processes == 1
+                asked = any(self._wishes()) if alone else self.accelerator.device.type == "cpu"
                 if logs or evaluates or saves or asked:
                     self._collect_losses()
                     elapsed = time.perf_counter() - clock
@@ -429,18 +430,24 @@ class _Run:
         return flops_per_token, peak_of_all
 
     def _checkpoint_to_resume(self) -> Path | None:
-        config = self.config
+        config, checkpoint = self.config, None
         if config.resume_from_checkpoint:
             checkpoint = find_checkpoint(self.output_dir, config.resume_from_checkpoint)
             if checkpoint is None:
                 logger.info("No checkpoint in %s yet: starting from the beginning.", self.output_dir)
-            return checkpoint
-        if existing := all_checkpoints(self.output_dir):
+        elif existing := all_checkpoints(self.output_dir):
             raise ValueError(
                 f"{self.output_dir} already holds {existing[-1].name}: pass --resume_from_checkpoint latest to go on from "
                 "it, or another --output_dir to start afresh."
             )
-        return None
+        (first,) = broadcast_object_list([checkpoint])
+        if checkpoint != first:
+            raise ValueError(
+                f"Process {self.accelerator.process_index} would go on from {checkpoint or 'no checkpoint'}, the first one from "
+                f"{first or 'none'}: --output_dir {self.output_dir} is not the same folder for both. Name one on a disk that all "
+                "machines share."
+            )
+        return checkpoint
 
     def _load(self, model: nn.Module, checkpoint: Path) -> tuple[dict, dict, dict]:
         """Fills the model and the progress; returns the states of optimiser, schedule and loss scaler."""

@@ -1,9 +1,10 @@
 """From global batches to what one process computes: its micro-batches with their weights, prepared ahead."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from .flops import takes_max_predictions
 _STEPS_AHEAD = 2  # steps whose batches are prepared while the device computes
 _PREDICTIONS_MULTIPLE = 64  # labels of a micro-batch vary; bounds of them that are multiples of this make few shapes
 
+Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
+
 
 class Batches(Protocol):
     """What `train` reads: the length is the optimiser steps of an epoch, `[step]` any step's global batch, its labels on the CPU.
@@ -26,6 +29,16 @@ class Batches(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]: ...
+
+
+@runtime_checkable
+class DivisibleBatches(Batches, Protocol):
+    """Batches of which a process makes only the rows it needs: `[step]` without the others, its labelled items and tokens with them.
+
+    `own` takes any array (rows, ...) of the step's rows to this process's, (micro-batches, rows of one, ...).
+    """
+
+    def share(self, step: int, own: Callable[[np.ndarray], np.ndarray]) -> tuple[dict[str, torch.Tensor], int, int]: ...
 
 
 class MicroBatches(Dataset):
@@ -45,26 +58,32 @@ class MicroBatches(Dataset):
 
     def __getitem__(self, step: int) -> tuple[list[tuple[dict[str, Any], float]], int]:
         """[(micro-batch, its share of the step's labelled items)], tokens of the global batch."""
-        batch = self.batches[step]
-        rows = len(next(iter(batch.values())))
-        expected = self.size * self.count * self.processes
-        if rows == 0 or rows % expected:
-            raise ValueError(
-                f"Step {step} has {rows} sequences, the loop needs {expected} (batch size x accumulation x processes), or a "
-                "multiple where a step cuts them into shorter ones."
-            )
-        size = rows // (self.count * self.processes)
-        items = _labelled_items(batch)
+        own = partial(self._own, step)
+        if isinstance(self.batches, DivisibleBatches):
+            batch, items, tokens = self.batches.share(step, own)
+        else:
+            whole = self.batches[step]
+            batch = {name: own(tensor) for name, tensor in whole.items()}
+            items, tokens = _labelled_items(whole), _tokens(whole)
         parts = []
         for i in range(self.count):
-            start = (i * self.processes + self.process) * size
-            part: dict[str, Any] = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            part: dict[str, Any] = {name: tensor[i] for name, tensor in batch.items()}
             labelled = _labelled_items(part)
             if self.bounds_predictions and "labels" in part:
                 bound = -(-labelled // _PREDICTIONS_MULTIPLE) * _PREDICTIONS_MULTIPLE
                 part["max_predictions"] = min(bound, part["labels"].numel())
             parts.append((part, labelled / items))
-        return parts, _tokens(batch)
+        return parts, tokens
+
+    def _own(self, step: int, rows: Rows) -> Rows:
+        """Of a step's rows (B, ...) those of this process, (micro-batches, B / micro-batches of all processes, ...)."""
+        expected = self.size * self.count * self.processes
+        if len(rows) == 0 or len(rows) % expected:
+            raise ValueError(
+                f"Step {step} has {len(rows)} sequences, the loop needs {expected} (batch size x accumulation x processes), or a "
+                "multiple where a step cuts them into shorter ones."
+            )
+        return rows.reshape(self.count, self.processes, -1, *rows.shape[1:])[:, self.process]
 
 
 def _labelled_items(batch: dict[str, torch.Tensor]) -> int:

@@ -4,13 +4,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DynamoBackend, PrecisionType, broadcast_object_list, parse_flag_from_env
+from torch.distributed import PrefixStore, TCPStore
 
 from s3bert.folder_lock import locked_folder
+
+
+# How long a process waits for the others, which may have gone without a word: the longest that one of them works alone, which is
+# to write a checkpoint or to read a task. Torch's own is this for GPUs and half an hour for CPUs.
+_PATIENCE = timedelta(minutes=10)
 
 
 def process_state() -> PartialState:
@@ -27,7 +35,24 @@ def process_state() -> PartialState:
                 f"{name} = {value}: there is {', '.join(names)}. Set one of them, here or by `accelerate config`, or leave it out."
             )
     on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-    return PartialState(cpu=on_cpu)
+    return PartialState(cpu=on_cpu, timeout=_PATIENCE, **_meeting_place())
+
+
+def _meeting_place() -> dict[str, Any]:
+    """For processes that torchrun started again, a store without the addresses of those before them, as `init_process_group` takes it.
+
+    Torch 2.13 gives both the same store, and they call those that are gone (pytorch/pytorch#135712). Over several machines restarts are
+    not counted alike, and torchrun must be told to make a new one (docs/distributed.md).
+    """
+    place = os.environ
+    restart = place.get("TORCHELASTIC_RESTART_COUNT", "0")
+    one_machine = place.get("LOCAL_WORLD_SIZE") == place.get("WORLD_SIZE")
+    same_store = restart != "0" and place.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not (same_store and one_machine) or torch.distributed.is_initialized():
+        return {}
+    store = TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), is_master=False, timeout=_PATIENCE)
+    group = {"rank": int(place["RANK"]), "world_size": int(place["WORLD_SIZE"])}
+    return group | {"store": PrefixStore(f"restart {restart}", store)}
 
 
 @contextlib.contextmanager
