@@ -40,12 +40,13 @@ COMMANDS = {
     "forecasting": Command("run_forecasting", "forecast"),
     "forecast": Command("forecast", "forecast"),
     "benchmark": Command("benchmark"),
+    "export": Command("export", "export"),
     "report": Command("report_runs"),
     "push": Command("push_to_hub"),
 }
 # What extras install; `pip install s3bert` alone brings none of it.
 _OPTIONAL = {"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "pandas", "psutil", "scipy", "sklearn"}
-_OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
+_OPTIONAL |= {"onnx", "onnxruntime", "onnxscript", "tensorboard", "tokenizers", "tqdm"}
 
 
 # What torch's RuntimeErrors say where an accelerator or a CPU has none left, or a size is beyond any memory.
