@@ -10,7 +10,7 @@ from s3bert.files import table
 from s3bert.plots import save, subplots
 
 from .arguments import ENGINES
-from .results import Record, engine_of, label
+from .results import Record, engine_of, name_of
 
 
 _EXPONENT_FROM = 512  # tokens; under that the length-independent work hides how the time grows
@@ -64,7 +64,7 @@ def speed_headline(runs: Mapping[str, Record]) -> tuple[str, str]:
     found = [
         f"{record['mode'].replace('_', ' ')} {_relative(record)}"
         for record in timed
-        if record["length"] == length and label(record) in ("s3bert", "lra-s3")
+        if record["length"] == length and name_of(record) in ("s3bert", "lra-s3")
     ]
     return setting, f"S3's speed relative to {settings['baseline']} (quartiles): {', '.join(found)}"
 
@@ -77,7 +77,7 @@ def _sections(results: Record, level: str) -> list[str]:
     reasons = {}
     for record in results["speed"] + results["memory"]:
         if "empty" in record:
-            lengths = reasons.setdefault((label(record), record["empty"]), [])
+            lengths = reasons.setdefault((name_of(record), record["empty"]), [])
             lengths += [record["length"]] if record["length"] not in lengths else []
     notes += [
         f"- {model}, not measured at {', '.join(map(str, lengths))}: {reason}."
@@ -122,9 +122,9 @@ def _conditions(results: Record) -> str:
 
 
 def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
-    speed = {(label(r), r["length"]): r for r in results["speed"] if r["mode"] == mode and "seconds" in r}
-    memory = {(label(r), r["length"]): r for r in results["memory"] if r["mode"] == mode and "peak_bytes" in r}
-    models = list(dict.fromkeys(label(r) for r in results["speed"] if (label(r), r["length"]) in speed))
+    speed = {(name_of(r), r["length"]): r for r in results["speed"] if r["mode"] == mode and "seconds" in r}
+    memory = {(name_of(r), r["length"]): r for r in results["memory"] if r["mode"] == mode and "peak_bytes" in r}
+    models = list(dict.fromkeys(name_of(r) for r in results["speed"] if (name_of(r), r["length"]) in speed))
     lengths = sorted({r["length"] for r in results["speed"] if r["mode"] == mode})
 
     def part(title: str, columns: list[str], rows: dict[str, list[str]]) -> str:
@@ -186,14 +186,14 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
     if any("peak_bytes" in record for results in runs.values() for record in results["memory"]):
         label = "peak memory of a step (MiB)"
         measures[label] = ("memory", lambda r: r["peak_bytes"] / 2**20 if "peak_bytes" in r else None)
-    models = list(dict.fromkeys(label(record) for results in runs.values() for record in results["speed"]))
+    models = list(dict.fromkeys(name_of(record) for results in runs.values() for record in results["speed"]))
     size = (6.5 * len(measures) + 2, 4.2 * len(modes))
     figure, panels = subplots(len(modes), len(measures), figsize=size, squeeze=False)
     for (results, mode), row in zip(modes, panels, strict=True):
         for (label, (part, value)), axes in zip(measures.items(), row, strict=True):
             points = [(r, value(r)) for r in results[part] if r["mode"] == mode and value(r) is not None]
             for model in models:
-                line = sorted((r["length"], y) for r, y in points if label(r) == model)
+                line = sorted((r["length"], y) for r, y in points if name_of(r) == model)
                 axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
             lengths = sorted({r["length"] for r, _ in points})
             axes.set_xscale("log", base=2)

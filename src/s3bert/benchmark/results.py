@@ -72,7 +72,7 @@ def engine_of(record: Record) -> str:
     return record.get("engine", "torch")
 
 
-def label(record: Record) -> str:
+def name_of(record: Record) -> str:
     """The model, and what ran it where that is not torch: "bert", "bert-int8"."""
     engine = engine_of(record)
     return record["model"] if engine == "torch" else f"{record['model']}-{engine}"

@@ -64,11 +64,13 @@ class Measurement:
         """A new model on the device.
 
         Raises:
-            UnsuitableError: see `build_baseline`; ONNX Runtime does not train, and is measured on the CPU.
+            UnsuitableError: see `build_baseline`; ONNX Runtime in training, or on an accelerator.
         """
         if self.engine in ("onnx", "int8"):
-            if self.mode != "inference" or self.config.device != "cpu":
-                raise UnsuitableError("ONNX Runtime is for inference, here on the CPU")
+            if self.mode != "inference":
+                raise UnsuitableError("ONNX Runtime does not train")
+            if self.config.device != "cpu":
+                raise UnsuitableError("ONNX Runtime is measured on the CPU")
             names, seed = tuple(self.batch()), self.config.seed
             return OnnxEncoder(self.model, self.size, self.length, seed, names, int8=self.engine == "int8")
         torch.manual_seed(self.config.seed)
