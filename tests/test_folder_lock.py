@@ -124,6 +124,7 @@ WORDS = {
     "forecasting": "--dataset_name ettm2 --output_dir run",
     "forecast": "--csv_file none.csv --output_dir run",
     "benchmark": "--output_dir run",
+    "export": "--folder none --output_dir run",
     "report": "--results_dir run/text --title Text --add none",
 }
 NOT_LOCKED = {"demo": "calls others", "prepare-corpus": "waits for its turn", "push": "writes nothing of its own"}

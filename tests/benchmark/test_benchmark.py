@@ -75,6 +75,7 @@ def test_the_implementations_of_s3bert_reach_its_configuration():
         "s3bert": "auto",
         "s3bert-direct": "direct",
     }
+    assert build_baseline("s3bert", TINY, 64, exportable=True).config.implementation == "export"
 
 
 def test_modernberts_feed_forward_does_the_arithmetic_of_the_others():
@@ -126,10 +127,13 @@ def test_the_report_tells_medians_quartiles_and_ratios_of_rounds():
         record("s3bert", 1024, seconds=[1.0, 1.0], relative=[4.0, 4.0]),
         record("longformer", 512, empty="too short"),
     ]
+    speed.append(record("s3bert", 1024, engine="int8", seconds=[2.0, 2.0], relative=[2.0, 2.0]))
     memory = [record("s3bert", 512, peak_bytes=3 * 2**30, model_bytes=5 * 2**20, measured="resident memory")]
     text = speed_report({"settings": settings, "machine": machine, "speed": speed, "memory": memory})
     assert "| s3bert | 4,096 ±0% | 4,096 ±0% | +0.00 |" in text
     assert "| s3bert | 3.00 (2.00-4.00) | 4.00 (4.00-4.00) |" in text
+    assert "Speed relative to bert in the same engine" in text
+    assert "| s3bert-int8 | - | 2.00 (2.00-2.00) |" in text
     assert "| s3bert | 3,072 | - |" in text
     assert "| s3bert | 5 | - |" in text
     assert "| s3bert | 2 | 1 | 3.22 | - |" in text
@@ -211,6 +215,32 @@ def test_a_model_that_fails_or_does_not_fit_leaves_the_others_their_figures(monk
     assert set(bert["relative"]) == {1.0}
     (huge,) = measure_speeds([measurement(size=replace(TINY, vocab_size=10**15))])
     assert huge["empty"] == OUT_OF_MEMORY
+
+
+def test_every_engine_is_timed_and_compared_with_the_baseline_in_the_same():
+    settings = {"size": replace(TINY, num_hidden_layers=1), "mode": "inference"}
+    wanted = [
+        *(replace(measurement("s3bert", **settings), engine=engine) for engine in ("torch", "bf16", "autocast")),
+        *(replace(measurement("bert", **settings), engine=engine) for engine in ("torch", "onnx", "int8")),
+    ]
+    records = measure_speeds(wanted)
+    assert [(record["model"], record["engine"]) for record in records] == [(m.model, m.engine) for m in wanted]
+    assert all(len(record["seconds"]) == len(record["relative"]) >= 3 for record in records)
+    assert [set(record["relative"]) == {1.0} for record in records] == [False] * 3 + [True] * 3
+
+    models = {m.engine: m.build() for m in wanted[1:]}
+    batch = wanted[0].batch()
+    with torch.no_grad():
+        states = {engine: model(**batch)["last_hidden_state"] for engine, model in models.items()}
+    assert states["bf16"].dtype == torch.bfloat16
+    assert next(models["autocast"].parameters()).dtype == torch.float32
+    error = (states["autocast"] - states["bf16"]).norm() / states["bf16"].norm()
+    assert 0 < error < 0.05, "alike, and in other orders of rounding"
+    torch.testing.assert_close(states["onnx"], states["torch"], atol=1e-5, rtol=1e-5)
+    assert 1e-4 < (states["int8"] - states["torch"]).norm() / states["torch"].norm() < 0.1
+
+    (training,) = measure_speeds([replace(measurement(), engine="onnx")])
+    assert training["empty"] == "ONNX Runtime does not train"
 
 
 @pytest.fixture(scope="module")

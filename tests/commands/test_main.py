@@ -95,6 +95,8 @@ def test_a_missing_package_is_told_with_its_extra():
     assert ended.value.code == message
     with pytest.raises(SystemExit, match="s3bert\\[forecast\\]"), errors_in_a_line("forecast"):
         raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+    with pytest.raises(SystemExit, match="s3bert\\[export\\]"), errors_in_a_line("benchmark"):
+        raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
     with pytest.raises(ModuleNotFoundError), errors_in_a_line("pretrain"):
         raise ModuleNotFoundError("No module named 's3bert.nowhere'", name="s3bert.nowhere")
 

@@ -1,17 +1,19 @@
-"""S3BERT outside eager PyTorch: `torch.export` and ONNX for any batch and length, and `torch.compile` in one graph."""
+"""S3BERT outside eager PyTorch: `torch.export` and ONNX for any batch and length, and `torch.compile` in one graph.
+
+The files that `s3bert export` writes are tested in tests/commands/test_export.py.
+"""
 
 import copy
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import onnx
-import onnxruntime
 import pytest
 import reference
 import torch
-from onnxruntime.quantization import quantize_dynamic
 from torch import nn
 from torch.export import Dim, ExportedProgram
+
+from s3bert.models.exporting import export_program, onnx_runner, save_onnx
 
 
 LENGTH = 16  # N of the tiny models
@@ -117,59 +119,13 @@ def test_a_lengthened_model_of_an_odd_length_exports(build_model, monkeypatch):
     assert_equal_to_eager(lambda inputs: module(**inputs).to_tuple(), model, masked=True)
 
 
-def export_to_onnx(model: nn.Module, masked: bool, path: Path) -> None:
-    inputs, sizes = example(masked)
-    torch.onnx.export(model, (), path, kwargs=inputs, dynamic_shapes=sizes, dynamo=True, verbose=False)
-
-
-def in_onnxruntime(path: Path) -> Callable[[dict[str, torch.Tensor]], list[torch.Tensor]]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-    def run(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.from_numpy(output) for output in session.run(None, {k: v.numpy() for k, v in inputs.items()})]
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("head", "masked", "attention", "overrides"),
-    [
-        ("sequence_classification", True, "low_rank", {"implementation": "export"}),
-        ("masked_lm", False, None, {"implementation": "auto", "smoother_norm": "layer"}),
-    ],
-)
-def test_an_onnx_model_in_onnxruntime_equals_eager_at_every_size(
-    head, masked, attention, overrides, build_model, pick_forms, tmp_path
-):
-    pick_forms(attention, None)
-    model = build_model(head, num_hidden_layers=1, **overrides)
+def test_an_onnx_model_with_fourier_transforms_equals_eager_at_every_size(build_model, tmp_path):
+    model = build_model("masked_lm", num_hidden_layers=1, smoother_norm="layer")
     path = tmp_path / "model.onnx"
-    export_to_onnx(model, masked, path)
-    operators = {node.op_type for node in onnx.load(path).graph.node}
-    assert ("DFT" in operators) == (model.config.implementation != "export")
-    assert_equal_to_eager(in_onnxruntime(path), model, masked)
-    if masked:
-        assert_left_padding_changes_nothing(in_onnxruntime(path))
-
-
-def test_onnxruntime_quantises_an_exported_model_to_int8_its_stem_included(build_model, tmp_path):
-    # Wide enough for the exporter to leave what it cannot take for a constant: it computes small tensors itself.
-    model = build_model("masked_lm", implementation="export", num_hidden_layers=1, hidden_size=264, num_segments=8)
-    exact, int8 = tmp_path / "model.onnx", tmp_path / "int8.onnx"
-    export_to_onnx(model, True, exact)
-    quantize_dynamic(exact, int8)
-    stem = model.s3bert.encoder.layer[0].attention.smoother.stem.weight
-    graph = onnx.load(int8).graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    (convolution,) = [node for node in graph.node if node.op_type == "ConvInteger"]
-    weight = constants[convolution.input[1]]
-    assert weight.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
-    assert tuple(weight.dims) == tuple(stem.shape)
-    for inputs in batches(masked=True):
-        (actual,), (expected,) = in_onnxruntime(int8)(inputs), in_onnxruntime(exact)(inputs)
-        assert nn.functional.cosine_similarity(actual.flatten(), expected.flatten(), 0) > 0.98
+    save_onnx(export_program(model, LENGTH, ["input_ids"]), path)
+    assert "DFT" in {node.op_type for node in onnx.load(path).graph.node}
+    run = onnx_runner(path, num_threads=1)
+    assert_equal_to_eager(lambda inputs: list(run(**inputs).values()), model, masked=False)
 
 
 @pytest.mark.parametrize(

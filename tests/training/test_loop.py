@@ -653,12 +653,26 @@ def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not():
         torch.set_float32_matmul_precision(before)
 
 
-def test_automatic_precision_is_bf16_where_a_gpu_computes_in_it(monkeypatch):
-    assert execution.mixed_precision("auto", torch.device("cpu")) is None
+def test_automatic_precision_is_bf16_where_a_device_computes_in_it(monkeypatch):
     for able in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, able=able: able)
-        assert execution.mixed_precision("auto", torch.device("cuda")) == ("bf16" if able else None)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda able=able: able)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        for device in ("cuda", "cpu"):
+            assert execution.mixed_precision("auto", torch.device(device)) == ("bf16" if able else None)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert execution.mixed_precision("auto", torch.device("cpu")) == "bf16"
     assert execution.mixed_precision("fp16", torch.device("cuda")) == "fp16"
+
+
+@pytest.mark.parametrize(("able", "asked"), [(True, None), (False, None), (True, "no")])
+def test_a_run_in_float32_is_told_of_the_bf16_of_its_processor(able, asked, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: able)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    execution.advise_bf16.cache_clear()
+    caplog.set_level("INFO")
+    pretrain(tmp_path, max_train_steps=1, mixed_precision=asked)
+    assert ("--mixed_precision auto trains in it" in caplog.text) == (able and asked is None)
 
 
 class CountReads(TorchDispatchMode):

@@ -6,7 +6,17 @@ from typing import Literal, get_args
 from s3bert.arguments import Arguments, close_match, option
 
 
-@dataclass
+# What runs an encoder, and in which precision.
+ENGINES = {
+    "torch": "PyTorch in the benchmark's dtype",
+    "bf16": "PyTorch, weights and activations in bfloat16",
+    "autocast": "PyTorch, float32 weights under autocast to bfloat16",
+    "onnx": "ONNX Runtime on the CPU, float32, of the file that `s3bert export` writes",
+    "int8": "ONNX Runtime on the CPU, weights and their products in int8, activations quantised in each call",
+}
+
+
+@dataclass(unsafe_hash=True)
 class EncoderSize(Arguments):
     """Encoders: what all of them share."""
 
@@ -44,7 +54,11 @@ class BenchmarkConfig(Arguments):
         help="inference: forward; training: forward and backward; training_step: with clipping and AdamW",
         default_factory=lambda: ["inference", "training"],
     )
-    baseline: str = option(help="the model the others' speeds are divided by", default="bert")
+    engines: list[Literal["torch", "bf16", "autocast", "onnx", "int8"]] = option(
+        help="what runs the models: torch in --dtype, torch in bf16 or under autocast to it, ONNX Runtime in float32 or int8",
+        default_factory=lambda: ["torch"],
+    )
+    baseline: str = option(help="the model the others' speeds in the same engine are divided by", default="bert")
     tokens_per_batch: int = option(
         least=1, help="sequences of a batch times their length; one sequence at least", default=4096
     )

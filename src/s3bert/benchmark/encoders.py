@@ -50,19 +50,22 @@ class UnsuitableError(ValueError):
 class Baseline:
     """A way to build an encoder of a size for sequences of so many tokens, and what a reader of its figures must know."""
 
-    build: Callable[[EncoderSize, int], PreTrainedModel]
+    build: Callable[..., PreTrainedModel]
     note: str = ""
 
 
-def build_baseline(name: str, size: EncoderSize, length: int, device: torch.device | str = "cpu") -> PreTrainedModel:
+def build_baseline(
+    name: str, size: EncoderSize, length: int, device: torch.device | str = "cpu", exportable: bool = False
+) -> PreTrainedModel:
     """The encoder `name` with new weights, without a pooler where that is a choice, for sequences of `length` tokens.
 
-    As in `from_pretrained` with a dtype, weights that a model wants in float32 stay so.
+    As in `from_pretrained` with a dtype, weights that a model wants in float32 stay so. An exportable S3BERT has no complex numbers.
 
     Raises:
         UnsuitableError: it does not take such a length.
     """
-    model = BASELINES[name].build(size, length).to(device, getattr(torch, size.dtype))
+    form = {"implementation": "export"} if exportable and name.startswith("s3bert") else {}
+    model = BASELINES[name].build(size, length, **form).to(device, getattr(torch, size.dtype))
     float32 = tuple(model._keep_in_fp32_modules_strict or ())
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):
         if any(part in key for part in float32):

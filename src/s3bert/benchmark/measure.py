@@ -3,6 +3,7 @@
 import gc
 import random
 import time
+from collections.abc import Hashable
 from typing import Literal
 
 import torch
@@ -55,8 +56,8 @@ def make_step(model: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> S
 
 
 def interleaved_seconds(
-    steps: dict[str, Step], device: torch.device, rounds: int, min_seconds: float, seed: int = 0
-) -> dict[str, list[float]]:
+    steps: dict[Hashable, Step], device: torch.device, rounds: int, min_seconds: float, seed: int = 0
+) -> dict[Hashable, list[float]]:
     """Wall-clock seconds of a call of each step in every round, the steps in a random order each round.
 
     What disturbs the machine for longer than a round disturbs all alike, so the steps compare round by round. There are at
@@ -64,7 +65,7 @@ def interleaved_seconds(
     called several times in a row and the mean counts. Call each step before: a first call loads, compiles, allocates.
     """
 
-    def seconds_of(name: str, calls: int) -> float:
+    def seconds_of(name: Hashable, calls: int) -> float:
         synchronize(device)
         start = time.perf_counter()
         for _ in range(calls):

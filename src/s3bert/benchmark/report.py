@@ -9,7 +9,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from s3bert.files import table
 from s3bert.plots import save, subplots
 
-from .results import Record
+from .arguments import ENGINES
+from .results import Record, engine_of, name_of
 
 
 _EXPONENT_FROM = 512  # tokens; under that the length-independent work hides how the time grows
@@ -63,7 +64,7 @@ def speed_headline(runs: Mapping[str, Record]) -> tuple[str, str]:
     found = [
         f"{record['mode'].replace('_', ' ')} {_relative(record)}"
         for record in timed
-        if record["length"] == length and record["model"] in ("s3bert", "lra-s3")
+        if record["length"] == length and name_of(record) in ("s3bert", "lra-s3")
     ]
     return setting, f"S3's speed relative to {settings['baseline']} (quartiles): {', '.join(found)}"
 
@@ -76,7 +77,7 @@ def _sections(results: Record, level: str) -> list[str]:
     reasons = {}
     for record in results["speed"] + results["memory"]:
         if "empty" in record:
-            lengths = reasons.setdefault((record["model"], record["empty"]), [])
+            lengths = reasons.setdefault((name_of(record), record["empty"]), [])
             lengths += [record["length"]] if record["length"] not in lengths else []
     notes += [
         f"- {model}, not measured at {', '.join(map(str, lengths))}: {reason}."
@@ -108,6 +109,8 @@ def _conditions(results: Record) -> str:
         f"Each round times every model, in random order, at least {settings['rounds']} rounds; medians over the rounds, with "
         "quartiles. Padding counts as tokens.",
     ]
+    engines = dict.fromkeys(map(engine_of, results["speed"]))
+    lines += [f"`{engine}`: {ENGINES[engine]}." for engine in engines if engine != "torch"]
     if "accelerator" not in machine:
         lines.append("Under glibc freed memory is kept for the next allocation while speed is measured.")
     if measured:
@@ -119,9 +122,9 @@ def _conditions(results: Record) -> str:
 
 
 def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
-    speed = {(r["model"], r["length"]): r for r in results["speed"] if r["mode"] == mode and "seconds" in r}
-    memory = {(r["model"], r["length"]): r for r in results["memory"] if r["mode"] == mode and "peak_bytes" in r}
-    models = list(dict.fromkeys(r["model"] for r in results["speed"] if (r["model"], r["length"]) in speed))
+    speed = {(name_of(r), r["length"]): r for r in results["speed"] if r["mode"] == mode and "seconds" in r}
+    memory = {(name_of(r), r["length"]): r for r in results["memory"] if r["mode"] == mode and "peak_bytes" in r}
+    models = list(dict.fromkeys(name_of(r) for r in results["speed"] if (name_of(r), r["length"]) in speed))
     lengths = sorted({r["length"] for r in results["speed"] if r["mode"] == mode})
 
     def part(title: str, columns: list[str], rows: dict[str, list[str]]) -> str:
@@ -135,6 +138,7 @@ def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
         value = time_exponent({length: seconds_per_token(r) for (name, length), r in speed.items() if name == model})
         return _NONE if value is None else f"{round(value, 2) + 0.0:+.2f}"  # no -0.00
 
+    in_its_engine = " in the same engine" if any(engine_of(r) != "torch" for r in results["speed"]) else ""
     parts = [
         part(
             "Tokens per second, and half the distance of the quartiles",
@@ -142,7 +146,7 @@ def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
             {model: [*cells(speed, model, _tokens_per_second), exponent(model)] for model in models},
         ),
         part(
-            f"Speed relative to {results['settings']['baseline']}, and quartiles",
+            f"Speed relative to {results['settings']['baseline']}{in_its_engine}, and quartiles",
             [*map(str, lengths)],
             {model: cells(speed, model, _relative) for model in models},
         ),
@@ -182,14 +186,14 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
     if any("peak_bytes" in record for results in runs.values() for record in results["memory"]):
         label = "peak memory of a step (MiB)"
         measures[label] = ("memory", lambda r: r["peak_bytes"] / 2**20 if "peak_bytes" in r else None)
-    models = list(dict.fromkeys(record["model"] for results in runs.values() for record in results["speed"]))
+    models = list(dict.fromkeys(name_of(record) for results in runs.values() for record in results["speed"]))
     size = (6.5 * len(measures) + 2, 4.2 * len(modes))
     figure, panels = subplots(len(modes), len(measures), figsize=size, squeeze=False)
     for (results, mode), row in zip(modes, panels, strict=True):
         for (label, (part, value)), axes in zip(measures.items(), row, strict=True):
             points = [(r, value(r)) for r in results[part] if r["mode"] == mode and value(r) is not None]
             for model in models:
-                line = sorted((r["length"], y) for r, y in points if r["model"] == model)
+                line = sorted((r["length"], y) for r, y in points if name_of(r) == model)
                 axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
             lengths = sorted({r["length"] for r, _ in points})
             axes.set_xscale("log", base=2)

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 class SpeedResults:
-    """The records of speed and memory by (model, length, mode); the file is rewritten after every addition.
+    """The records of speed and memory by (model, length, mode, engine); the file is rewritten after every addition.
 
     Args:
         file: read if it is there. settings: what all measurements have in common. device: its name is part of the machine's.
@@ -45,10 +45,10 @@ class SpeedResults:
                 )
             self.content |= old
 
-    def find(self, part: Literal["speed", "memory"], model: str, length: int, mode: str) -> Record | None:
+    def find(self, part: Literal["speed", "memory"], model: str, length: int, mode: str, engine: str) -> Record | None:
         """The record of a measurement, None where it is missing."""
         for record in self.content[part]:
-            if (record["model"], record["length"], record["mode"]) == (model, length, mode):
+            if (record["model"], record["length"], record["mode"], engine_of(record)) == (model, length, mode, engine):
                 return record
         return None
 
@@ -65,6 +65,17 @@ class SpeedResults:
             for name, entry in self.content.items()
         ]
         write_text(self.file, "{\n" + ",\n".join(texts) + "\n}\n")
+
+
+def engine_of(record: Record) -> str:
+    """What ran the model; older files do not say, and knew one."""
+    return record.get("engine", "torch")
+
+
+def name_of(record: Record) -> str:
+    """The model, and what ran it where that is not torch: "bert", "bert-int8"."""
+    engine = engine_of(record)
+    return record["model"] if engine == "torch" else f"{record['model']}-{engine}"
 
 
 def machine(device: str) -> dict[str, str | int]:

@@ -1,6 +1,6 @@
 """Speed and peak memory of encoders side by side, over lengths and modes; every finished measurement is kept on disk.
 
-A measurement is one model at one length in one mode. The speeds of a length and mode are measured together, round by round in one
+A measurement is one model at one length in one mode by one engine. The speeds of a length and mode are measured together, round by round in one
 process; each memory figure comes from a process of its own. `results.json` is rewritten after each, so a run that was
 stopped goes on with the measurements that are missing, and more models, lengths and modes asked for later are just more measurements.
 """
@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -17,14 +18,15 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 from s3bert.training.execution import compile_in_place
 from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
 
 from .arguments import BenchmarkConfig, EncoderSize
 from .encoders import BASELINES, UnsuitableError, build_baseline
+from .engines import OnnxEncoder
 from .measure import Mode, interleaved_seconds, make_step
 from .profiling import profile_step
 from .results import Record, SpeedResults
@@ -34,39 +36,51 @@ logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = "out of memory"
 # What may be asked for in another call on the same folder.
-_FREE = {"models", "lengths", "modes", "memory", "profile", "output_dir"}
+_FREE = {"models", "engines", "lengths", "modes", "memory", "profile", "output_dir"}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model at one length in one mode, with all that decides its figure; it travels to the process that measures."""
+    """One model at one length in one mode by one engine, with all that decides its figure; it travels to the process that measures."""
 
     model: str
     length: int
     mode: Mode
     size: EncoderSize
     config: BenchmarkConfig
+    engine: str = "torch"
 
     @property
-    def key(self) -> tuple[str, int, Mode]:
-        """Model, length, mode."""
-        return self.model, self.length, self.mode
+    def key(self) -> tuple[str, int, Mode, str]:
+        """Model, length, mode, engine."""
+        return self.model, self.length, self.mode, self.engine
 
     def record(self, **figures: Any) -> Record:
         """An entry of `results.json`."""
         batch_size = self.config.batch_size_at(self.length)
-        return {"model": self.model, "length": self.length, "mode": self.mode, "batch_size": batch_size, **figures}
+        names = dict(zip(("model", "length", "mode", "engine"), self.key))
+        return {**names, "batch_size": batch_size, **figures}
 
-    def build(self) -> PreTrainedModel:
+    def build(self) -> nn.Module:
         """A new model on the device.
 
         Raises:
-            UnsuitableError: see `build_baseline`.
+            UnsuitableError: see `build_baseline`; ONNX Runtime in training, or on an accelerator.
         """
+        if self.engine in ("onnx", "int8"):
+            if self.mode != "inference":
+                raise UnsuitableError("ONNX Runtime does not train")
+            if self.config.device != "cpu":
+                raise UnsuitableError("ONNX Runtime is measured on the CPU")
+            names, seed = tuple(self.batch()), self.config.seed
+            return OnnxEncoder(self.model, self.size, self.length, seed, names, int8=self.engine == "int8")
         torch.manual_seed(self.config.seed)
-        model = build_baseline(self.model, self.size, self.length, self.config.device)
+        size = replace(self.size, dtype="bfloat16") if self.engine == "bf16" else self.size
+        model = build_baseline(self.model, size, self.length, self.config.device)
         if self.mode == "inference" and hasattr(model, "fold_filters"):  # S3BERT's preparation for inference
             model.eval().fold_filters(self.length)
+        if self.engine == "autocast":
+            model.forward = torch.autocast(torch.device(self.config.device).type, torch.bfloat16)(model.forward)
         if self.config.torch_compile:
             compile_in_place(model, torch.device(self.config.device), dynamic=False)
         return model
@@ -96,13 +110,20 @@ def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
         ValueError: there is no such device; the folder's figures were measured with other settings or on another machine.
     """
     _check_device(config.device)
+    if {"onnx", "int8"} & {*config.engines}:
+        for package in ("onnx", "onnxruntime", "onnxscript"):
+            import_module(package)
     _set_up_process(config)
     keep_freed_memory()
     settings = {name: value for name, value in (asdict(size) | asdict(config)).items() if name not in _FREE}
     results = SpeedResults(Path(config.output_dir) / "results.json", settings, config.device)
     results.content["notes"] |= {model: note for model in config.models if (note := BASELINES[model].note)}
     groups = [
-        [Measurement(model, length, mode, size, config) for model in dict.fromkeys(config.models)]
+        [
+            Measurement(model, length, mode, size, config, engine)
+            for model in dict.fromkeys(config.models)
+            for engine in dict.fromkeys(config.engines)
+        ]
         for length in config.lengths
         for mode in config.modes
     ]
@@ -114,7 +135,9 @@ def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
                 release_memory()
             bar.update(len(measurements))
         for measurement in (measurement for measurements in groups for measurement in measurements if config.memory):
-            bar.set_description(f"memory, {measurement.mode} at {measurement.length}, {measurement.model}")
+            bar.set_description(
+                f"memory, {measurement.mode} at {measurement.length}, {measurement.model} by {measurement.engine}"
+            )
             if not results.find("memory", *measurement.key):
                 empty = results.find("speed", *measurement.key).get("empty", OUT_OF_MEMORY)
                 results.add(
@@ -126,35 +149,35 @@ def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
 
 
 def measure_speeds(measurements: list[Measurement]) -> list[Record]:
-    """Times measurements of one length and mode side by side, and the baseline's beside them.
+    """Times measurements of one length and mode side by side, and the baseline's in the same engines beside them.
 
     A record has the `seconds` of each round and, where the baseline runs, `relative`, the baseline's seconds over its
     own in each round; or `empty`, why there are none.
     """
     config = measurements[0].config
-    baseline = replace(measurements[0], model=config.baseline)
+    baselines = {m.engine: replace(m, model=config.baseline) for m in measurements}
     if config.torch_compile:
         torch.compiler.reset()  # what was compiled for other lengths
     steps, empty = {}, {}
-    for measurement in {measurement.model: measurement for measurement in (baseline, *measurements)}.values():
+    for measurement in {measurement.key: measurement for measurement in (*baselines.values(), *measurements)}.values():
         try:
             step = make_step(measurement.build(), measurement.batch(), measurement.mode)
             step()
-            steps[measurement.model] = step
+            steps[measurement.key] = step
         except Exception as error:  # of whatever kind: the other models go on
-            empty[measurement.model] = _reason(error)
+            empty[measurement.key] = _reason(error)
             if not isinstance(error, UnsuitableError):
-                logger.warning("%s at %d, %s: %s", *measurement.key, empty[measurement.model])
+                logger.warning("%s at %d, %s by %s: %s", *measurement.key, empty[measurement.key])
     if not steps:
-        return [measurement.record(empty=empty[measurement.model]) for measurement in measurements]
+        return [measurement.record(empty=empty[measurement.key]) for measurement in measurements]
     seconds = interleaved_seconds(steps, torch.device(config.device), config.rounds, config.min_seconds, config.seed)
     records = []
     for measurement in measurements:
-        if measurement.model in empty:
-            records.append(measurement.record(empty=empty[measurement.model]))
+        if measurement.key in empty:
+            records.append(measurement.record(empty=empty[measurement.key]))
             continue
-        own = seconds[measurement.model]
-        relative = [other / mine for other, mine in zip(seconds.get(config.baseline, []), own)]
+        own = seconds[measurement.key]
+        relative = [other / mine for other, mine in zip(seconds.get(baselines[measurement.engine].key, []), own)]
         records.append(measurement.record(seconds=own, relative=relative))
     return records
 
@@ -190,6 +213,8 @@ def _fresh_processes() -> BaseContext:
 def _send_memory(measurement: Measurement, sender: Connection) -> None:
     _set_up_process(measurement.config)
     try:
+        if measurement.engine in ("onnx", "int8"):
+            raise UnsuitableError("ONNX Runtime keeps its memory from call to call")
         model = measurement.build()
         peak, measured = peak_memory(
             make_step(model, measurement.batch(), measurement.mode), torch.device(measurement.config.device)

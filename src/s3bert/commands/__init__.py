@@ -42,12 +42,14 @@ COMMANDS = {
     "forecasting": Command("run_forecasting", "forecast"),
     "forecast": Command("forecast", "forecast"),
     "benchmark": Command("benchmark"),
+    "export": Command("export", "export"),
     "report": Command("report_runs"),
     "push": Command("push_to_hub"),
 }
 # What extras install; `pip install s3bert` alone brings none of it.
 _OPTIONAL = {"accelerate", "datasets", "evaluate", "filelock", "matplotlib", "pandas", "psutil", "scipy", "sklearn"}
 _OPTIONAL |= {"tensorboard", "tokenizers", "tqdm"}
+_OF_EXPORT = {"onnx", "onnxruntime", "onnxscript"}
 
 
 # What torch's RuntimeErrors say where an accelerator or a CPU has none left, or a size is beyond any memory.
@@ -101,9 +103,10 @@ def errors_in_a_line(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package, extra = (error.name or "").partition(".")[0], COMMANDS[name].extra
-        if package not in _OPTIONAL:
+        package = (error.name or "").partition(".")[0]
+        if package not in _OPTIONAL | _OF_EXPORT:
             raise
+        extra = "export" if package in _OF_EXPORT else COMMANDS[name].extra
         sys.exit(
             f"error: 's3bert {name}' needs the extra '{extra}': pip install 's3bert[{extra}]' ({package} is missing)"
         )

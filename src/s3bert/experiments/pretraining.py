@@ -27,7 +27,7 @@ from s3bert.reports.losses import plot_losses
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.mlm import ShortSequences
 from s3bert.training.arguments import TrainingConfig
-from s3bert.training.finetuning import check_finite
+from s3bert.training.checkpoints import check_finite
 from s3bert.training.loop import TrainingResult
 from s3bert.training.settings import changes_in_words
 

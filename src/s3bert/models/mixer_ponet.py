@@ -102,7 +102,7 @@ def local_max(states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor
     if pooled is not None:
         # Not -inf, which pooling pads with: where a window holds nothing else, compiled code would point outside the sequence.
         states = states.masked_fill(~pooled[..., None], torch.finfo(states.dtype).min)
-    maxima = F.max_pool1d(states.transpose(1, 2), kernel_size=3, stride=1, padding=1).transpose(1, 2)
+    maxima = F.max_pool2d(states, kernel_size=(3, 1), stride=1, padding=(1, 0))
     return maxima if pooled is None else maxima.masked_fill(~pooled[..., None], 0)
 
 

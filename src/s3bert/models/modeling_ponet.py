@@ -4,6 +4,7 @@ B batch, S length, H hidden size, h heads.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.bert.modeling_bert import BertSelfOutput
@@ -147,8 +148,7 @@ class PoNetModel(PoNetPreTrainedModel, EncoderModel):
             if special is None:
                 return None
             # A special token begins a segment, and so does what follows it.
-            after = torch.cat((torch.zeros_like(special[:, :1]), special[:, :-1]), 1)
-            return (special | after).cumsum(1)
+            return (special | F.pad(special, (1, -1))).cumsum(1)
         wanted = int(self.config.segment_rule.removeprefix("fixed:"))
         width = self.config.max_position_embeddings // wanted + 1
         if numbers is None:

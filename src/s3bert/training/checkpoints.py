@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from s3bert.files import replacing
 
@@ -204,3 +205,16 @@ def load_training_state(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         for group in optimizer["param_groups"]
     ]
     return {"state": entries, "param_groups": groups}, state
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """
+    Raises:
+        ValueError: a weight of the checkpoint `name` is no finite number.
+    """
+    for weight, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"The checkpoint {name} is damaged, or of a training that diverged: {weight} holds numbers that are not finite. "
+                "Train it again, or name another one."
+            )

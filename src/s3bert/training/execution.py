@@ -1,6 +1,8 @@
 """How a model runs on its device: precision, compilation, sharding, the same bits every time."""
 
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Iterator
 
@@ -8,6 +10,9 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -61,10 +66,23 @@ def shard(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 
 def mixed_precision(asked: str | None, device: torch.device) -> str | None:
-    """What accelerate is told: "auto" is bf16 on a GPU that computes in it, and accelerate's own configuration elsewhere."""
+    """What accelerate is told: "auto" is bf16 on a device that computes in it, and accelerate's own configuration elsewhere."""
     if asked != "auto":
         return asked
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else None
+    return "bf16" if computes_in_bf16(device) else None
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether a GPU, or a processor by its AVX-512 or AMX, multiplies in bfloat16; others emulate it, slowly."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+@functools.cache  # once, however many trials a process trains
+def advise_bf16() -> None:
+    """Says that training could be faster."""
+    logger.info("This device computes in bfloat16, mostly faster than in float32: --mixed_precision auto trains in it.")
 
 
 def use_tensor_cores(device: torch.device) -> None:

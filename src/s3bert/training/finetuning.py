@@ -19,6 +19,8 @@ from transformers import logging as logging_of_transformers
 
 from s3bert.files import reading
 
+from .checkpoints import check_finite
+
 
 logger = logging.getLogger(__name__)
 
@@ -134,19 +136,6 @@ class StartingPoint:
             )
         elif missing:
             logger.info("New weights: %s; all others are those of %s.", ", ".join(missing), self.name)
-
-
-def check_finite(model: PreTrainedModel, name: str) -> None:
-    """
-    Raises:
-        ValueError: a weight of the checkpoint `name` is no finite number.
-    """
-    for weight, tensor in model.state_dict().items():
-        if not tensor.isfinite().all():
-            raise ValueError(
-                f"The checkpoint {name} is damaged, or of a training that diverged: {weight} holds numbers that are not finite. "
-                "Train it again, or name another one."
-            )
 
 
 def weights_digest(name: str, config: PreTrainedConfig) -> str:

@@ -41,7 +41,15 @@ from .checkpoints import (
     validate_checkpoint,
     written_aside,
 )
-from .execution import compile_in_place, deterministic_algorithms, mixed_precision, shard, use_tensor_cores
+from .execution import (
+    advise_bf16,
+    compile_in_place,
+    computes_in_bf16,
+    deterministic_algorithms,
+    mixed_precision,
+    shard,
+    use_tensor_cores,
+)
 from .flops import peak_flops, training_flops
 from .log import RunLog
 from .memory import keep_freed_memory
@@ -154,6 +162,9 @@ class _Run:
         self.settings |= {"max_train_steps": self.total_steps, "mixed_precision": self.accelerator.mixed_precision}
         self.progress, self.changes = _Progress(), []
         self.checkpoint = self._checkpoint_to_resume()
+        undecided = config.mixed_precision is None and self.accelerator.mixed_precision == "no"
+        if undecided and self.main and not self.checkpoint and computes_in_bf16(self.accelerator.device):
+            advise_bf16()
         states = self._load(model, self.checkpoint) if self.checkpoint else None
 
         self.flops = self._flops_per_token(model)
