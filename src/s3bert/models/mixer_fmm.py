@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from .attention_heads import HeadAttention, zero_padded_keys
 from .band_attention import band_attention
 from .delta_rule import delta_rule
-from .mixer_linear import SMALLEST_DENOMINATOR, feature_sums
+from .fmm_state import FmmState
+from .mixer_linear import SMALLEST_DENOMINATOR, causal_feature_sums, feature_sums
 from .numerics import at_least_float32, zero_padding
 
 
@@ -95,27 +96,31 @@ class FmmAttention(HeadAttention):
             if both or count > 1:
                 self.far_weight = nn.Parameter(torch.full((count, *channels), 1 / count))
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, past: FmmState | None = None
+    ) -> torch.Tensor:
+        """As `HeadAttention`'s; `past` holds what the causal form keeps of tokens that came before, and is given the new ones."""
         hidden_states = zero_padding(hidden_states, mask)
         query, key, value = self.split(hidden_states)
         strengths = None
         if self.write_strength is not None:
             # (B, S, d h) to (d, B, h, S, 1), for d kernels of fast weights
             strengths = self.write_strength(hidden_states).unflatten(2, (-1, self.num_heads, 1)).permute(2, 0, 3, 1, 4)
-        return self.join(self.attend(query, key, value, mask, strengths), hidden_states, mask)
+        return self.join(self.attend(query, key, value, mask, strengths, past), hidden_states, mask)
 
-    def attend(self, query, key, value, mask, strengths=None):
+    def attend(self, query, key, value, mask, strengths=None, past=None):
         """`strengths`: of the writes of d kernels of fast weights, before the sigmoid, (d, B, h, S, 1)."""
         with torch.autocast(query.device.type, enabled=False):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
             near, far, writes = None, [], iter(() if strengths is None else at_least_float32(strengths))
+            band = (key, value, mask) if past is None else past.extend(key, value, mask)
             if self.bandwidth:
-                near = band_attention(query, key, value, mask, self.bandwidth, self.causal, self.dropout)
-            for name in self.kernels:
+                near = self._near_field(query, *band)
+            for number, name in enumerate(self.kernels):
                 if name.startswith(_DELTA):
-                    far.append(self._fast_weights(name, query, key, value, mask, next(writes)))
+                    far.append(self._fast_weights(number, query, key, value, mask, next(writes), past))
                 else:
-                    far.append(self._linear(name, query, key, value, mask))
+                    far.append(self._linear(number, query, key, value, mask, past))
             return self._blended(near, far)
 
     def _blended(self, near, far):
@@ -130,11 +135,28 @@ class FmmAttention(HeadAttention):
         share = self.near_weight.sigmoid()[:, None] if self.blend == "sigmoid" else self.near_weight
         return share[:, None] * near + weighted
 
-    def _linear(self, name, query, key, value, mask):
+    def _near_field(self, query, key, value, mask):
+        """The band's softmax; keys and values begin with those of a window before the queries, if there is one."""
+        length, window = query.shape[2], key.shape[2] - query.shape[2]
+        if window and length == 1:  # all that is there is in the band
+            itself = torch.arange(window + 1, device=key.device) == window
+            dropout = self.dropout.p if self.training else 0.0
+            allowed = (mask | itself)[:, None, None]  # (B, 1, 1, k)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
+        if window:
+            query = F.pad(query, (0, 0, window, 0))
+        near = band_attention(query, key, value, mask, self.bandwidth, self.causal, self.dropout)
+        return near[:, :, window:] if window else near
+
+    def _linear(self, number, query, key, value, mask, past):
         """Linear attention under one feature map."""
-        feature_map = FEATURE_MAPS[name]
-        features = zero_padded_keys(feature_map(key), mask)
-        numerator, denominator = feature_sums(feature_map(query), features, value, self.causal)
+        name = self.kernels[number]
+        query, key = (FEATURE_MAPS[name](states) for states in (query, key))
+        key = zero_padded_keys(key, mask)
+        if past is None:
+            numerator, denominator = feature_sums(query, key, value, self.causal)
+        else:
+            numerator, denominator, past.sums[number] = causal_feature_sums(query, key, value, past.sums[number])
         if name != "tanh_raw":
             return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
         sizes = zero_padded_keys(denominator.abs(), mask)
@@ -143,10 +165,14 @@ class FmmAttention(HeadAttention):
         sign = torch.where(denominator < 0, -1.0, 1.0)
         return numerator / (sign * denominator.abs().maximum(smallest))
 
-    def _fast_weights(self, name, query, key, value, mask, strength):
+    def _fast_weights(self, number, query, key, value, mask, strength, past):
         """The delta rule under one feature map; padding writes nothing."""
-        feature_map = FEATURE_MAPS[name.removeprefix(_DELTA)]
+        feature_map = FEATURE_MAPS[self.kernels[number].removeprefix(_DELTA)]
         query, key = (feature_map(states) for states in (query, key))
         # A key's features sum to 1: with a strength under 1 no write makes the state grow (Schlag et al., section 4.2).
         query, key = (x / x.sum(3, keepdim=True).clamp(min=SMALLEST_DENOMINATOR) for x in (query, key))
-        return delta_rule(query, key, value, zero_padded_keys(strength.sigmoid(), mask))
+        strength = zero_padded_keys(strength.sigmoid(), mask)
+        reads, state = delta_rule(query, key, value, strength, None if past is None else past.sums[number])
+        if past is not None:
+            past.sums[number] = state
+        return reads
