@@ -70,32 +70,53 @@ def linear_attention(x, positions, weights, num_heads, causal=False, **_):
     return _by_head(x, weights, num_heads, lambda _, q, k, v: _linear(q, k, v, FEATURES["elu"], causal))
 
 
+def _fast_weights(q, k, v, feature, strengths):
+    """Schlag et al.'s section 4.2: the state one token after the other, its features divided by their sum."""
+    q, k = (torch.stack([row / row.sum() for row in feature(rows)]) for rows in (q, k))
+    state, reads = torch.zeros(v.shape[1], k.shape[1]).double(), []
+    for i in range(len(q)):
+        held = state @ k[i]
+        state = state + strengths[i] * torch.outer(v[i] - held, k[i])
+        reads.append(state @ q[i])
+    return torch.stack(reads)
+
+
+def _band(q, k, v, positions, bandwidth, causal):
+    rows = []
+    for i, place in enumerate(positions):
+        seen = [
+            j for j, other in enumerate(positions) if abs(place - other) < bandwidth and (other <= place or not causal)
+        ]
+        shares = softmax(torch.stack([q[i] @ k[j] / math.sqrt(q.shape[1]) for j in seen]))
+        rows.append(_weighted(list(shares), [v[j] for j in seen]))
+    return torch.stack(rows)
+
+
 def fmm_attention(
     x, positions, weights, num_heads, bandwidth=5, kernels=("elu", "elu_flip"), causal=False, blend="sigmoid", **_
 ):
     """Nguyen et al.'s eqs. 4, 9, 10, or their program's weights of channels; the band is one of positions, not of token numbers."""
 
     def mix(head, q, k, v):
-        rows = []
-        for i, place in enumerate(positions):
-            seen = [
-                j
-                for j, other in enumerate(positions)
-                if abs(place - other) < bandwidth and (other <= place or not causal)
-            ]
-            shares = softmax(torch.stack([q[i] @ k[j] / math.sqrt(q.shape[1]) for j in seen]))
-            rows.append(_weighted(list(shares), [v[j] for j in seen]))
-        near = torch.stack(rows)
-        far = [_linear(q, k, v, FEATURES[name], causal, guarded=name == "tanh_raw") for name in kernels]
-        if blend == "per_channel":
-            mixed = [weights["near_weight"][head] * row for row in near]
-            for number, rows in enumerate(far):
-                mixed = [
-                    sums + weights["far_weight"][number, head] * row for sums, row in zip(mixed, rows, strict=True)
-                ]
-            return torch.stack(mixed)
-        near_weight, far_weight = (1 / (1 + torch.exp(-weights[f"{name}_weight"][head])) for name in ("near", "far"))
-        return near_weight * near + far_weight * sum(far)
+        parts, deltas = [], 0  # with the weight of each
+        near_weight, far_weight = weights.get("near_weight"), weights.get("far_weight")
+        if bandwidth:
+            near = _band(q, k, v, positions, bandwidth, causal)
+            share = 1 if near_weight is None else near_weight[head]
+            parts.append((1 / (1 + torch.exp(-share)) if kernels and blend == "sigmoid" else share, near))
+        for number, name in enumerate(kernels):
+            if name.startswith("delta_"):
+                row = weights["write_strength.weight"][deltas * num_heads + head]
+                strengths = [1 / (1 + torch.exp(-(row @ token))) for token in x]
+                far, deltas = _fast_weights(q, k, v, FEATURES[name.removeprefix("delta_")], strengths), deltas + 1
+            else:
+                far = _linear(q, k, v, FEATURES[name], causal, guarded=name == "tanh_raw")
+            if far_weight is None:
+                share = 1
+            else:
+                share = far_weight[number, head] if blend == "per_channel" else 1 / (1 + torch.exp(-far_weight[head]))
+            parts.append((share, far))
+        return sum(share * rows for share, rows in parts)
 
     return _by_head(x, weights, num_heads, mix)
 

@@ -16,19 +16,22 @@ EXTRAS = ("accelerate", "datasets", "evaluate", "matplotlib", "pandas", "peft", 
 IMPORTS = {
     "s3bert first": "import s3bert; from transformers import AutoConfig, AutoModel, AutoTokenizer",
     "auto classes first": "from transformers import AutoConfig, AutoModel, AutoTokenizer; import s3bert",
-    "a model first": "from s3bert import S3ForecastModel, PoNetModel, LraModel, S3BertModel",
+    "a model first": "from s3bert import FmmModel, S3ForecastModel, PoNetModel, LraModel, S3BertModel",
 }
 # Every class that an auto class gives is the package's own.
 CHECK = """
 import s3bert, transformers
 from s3bert.models.configuration_encoder import CLASS_SUFFIXES
 
+suffixes = CLASS_SUFFIXES | {"AutoModelForCausalLM": "ForCausalLM"}
 lra = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification")
-for name, autos in {"S3Bert": CLASS_SUFFIXES, "PoNet": CLASS_SUFFIXES, "Lra": lra, "S3Forecast": ("AutoModel",)}.items():
+fmm = ("AutoModel", "AutoModelForCausalLM")
+models = {"S3Bert": CLASS_SUFFIXES, "PoNet": CLASS_SUFFIXES, "Lra": lra, "S3Forecast": ("AutoModel",), "Fmm": fmm}
+for name, autos in models.items():
     config = getattr(s3bert, name + "Config")
     assert type(transformers.AutoConfig.for_model(config.model_type)) is config
     for auto in autos:
-        assert getattr(transformers, auto)._model_mapping[config] is getattr(s3bert, name + CLASS_SUFFIXES[auto])
+        assert getattr(transformers, auto)._model_mapping[config] is getattr(s3bert, name + suffixes[auto])
 for config in (s3bert.S3BertConfig, s3bert.PoNetConfig):
     assert transformers.AutoTokenizer and transformers.TOKENIZER_MAPPING[config] is transformers.BertTokenizer
 """

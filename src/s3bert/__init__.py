@@ -1,4 +1,5 @@
-"""S3BERT, BERT with S3Attention, the PoNet it is compared with, the Long Range Arena encoder and the S3 forecaster.
+"""S3BERT, BERT with S3Attention, the PoNet it is compared with, the Long Range Arena encoder, the S3 forecaster and FMMformer's
+language model.
 
 Importing registers all with Transformers' auto classes. It imports neither Transformers nor torch: a class is imported when it
 is first read, and registered when Transformers imports its auto classes (`auto_classes.py`).
@@ -12,10 +13,12 @@ from .version import __version__
 
 
 if TYPE_CHECKING:
+    from .models.configuration_fmm import FmmConfig
     from .models.configuration_forecast import S3ForecastConfig
     from .models.configuration_lra import LraConfig
     from .models.configuration_ponet import PoNetConfig
     from .models.configuration_s3bert import S3BertConfig
+    from .models.modeling_fmm import FmmCache, FmmForCausalLM, FmmModel
     from .models.modeling_forecast import S3ForecastModel
     from .models.modeling_lra import LraForMaskedLM, LraForSequenceClassification, LraModel
     from .models.modeling_ponet import (
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "FmmCache",
+    "FmmConfig",
+    "FmmForCausalLM",
+    "FmmModel",
     "LraConfig",
     "LraForMaskedLM",
     "LraForSequenceClassification",
@@ -64,7 +71,7 @@ __all__ = [
 ]
 
 # What a class's name begins with, and what the two files that hold its family end with.
-_FAMILIES = {"S3Bert": "s3bert", "PoNet": "ponet", "Lra": "lra", "S3Forecast": "forecast"}
+_FAMILIES = {"S3Bert": "s3bert", "PoNet": "ponet", "Lra": "lra", "S3Forecast": "forecast", "Fmm": "fmm"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import s3bert
 from s3bert.models.bundle import bundle
 
 
-CONFIGS = (s3bert.S3BertConfig, s3bert.PoNetConfig, s3bert.LraConfig, s3bert.S3ForecastConfig)
+CONFIGS = (s3bert.S3BertConfig, s3bert.PoNetConfig, s3bert.LraConfig, s3bert.S3ForecastConfig, s3bert.FmmConfig)
 FOLDER = Path(inspect.getfile(bundle)).parent
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 each_config = pytest.mark.parametrize("config_class", CONFIGS)

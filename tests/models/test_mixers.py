@@ -52,6 +52,15 @@ VARIANTS = {
     "fmm-causal": ("fmm", {"bandwidth": 3, "causal": True}),
     "fmm-wide": ("fmm", {"bandwidth": 20}),  # more than the smallest chunk
     "fmm-per-channel": ("fmm", {"bandwidth": 3, "blend": "per_channel"}),
+    "fmm-band": ("fmm", {"bandwidth": 3, "kernels": ()}),
+    "fmm-band-causal": ("fmm", {"bandwidth": 3, "kernels": (), "causal": True}),
+    "fmm-kernels": ("fmm", {"bandwidth": 0}),
+    "fmm-kernels-causal": ("fmm", {"bandwidth": 0, "causal": True, "blend": "per_channel"}),
+    "fmm-fast-weights-causal": ("fmm", {"bandwidth": 0, "kernels": ("delta_elu",), "causal": True}),
+    "fmm-every-kind-causal": (
+        "fmm",
+        {"bandwidth": 3, "kernels": ("delta_tanh", "elu", "delta_elu_flip"), "causal": True},
+    ),
     "fmm-tanh": ("fmm", {"bandwidth": 2, "kernels": ("tanh", "elu")}),
     "fmm-tanh-raw": ("fmm", {"bandwidth": 2, "kernels": ("tanh_raw", "elu")}),
 }
@@ -208,21 +217,28 @@ def test_the_causal_form_by_chunks_is_that_of_a_lower_triangle():
 def test_a_band_beyond_the_sequence_is_softmax_and_no_band_is_linear_attention():
     """Acceptance of the FMMformer form: its two blends at their limits."""
     near, far = make("softmax"), make("linear")
+    states, mask = torch.randn(2, LENGTH, HIDDEN), torch.rand(2, LENGTH) < 0.7
+    mask[:, 0] = True
     for blend, other, own in ((50.0, near, {"bandwidth": 99}), (-50.0, far, {"kernels": ["elu"]})):
         mixer = build_mixer("fmm", HIDDEN, HEADS, LENGTH, 0.0, 0, **own).eval()
         mixer.load_state_dict(other.state_dict(), strict=False)
         with torch.no_grad():
             mixer.near_weight.fill_(blend)
             mixer.far_weight.fill_(-blend)
-        states, mask = torch.randn(2, LENGTH, HIDDEN), torch.rand(2, LENGTH) < 0.7
-        mask[:, 0] = True
         assert relative_error(mixer(states, mask), other(states, mask)) < 1e-5
+    for other, own in ((near, {"bandwidth": 99, "kernels": []}), (far, {"bandwidth": 0, "kernels": ["elu"]})):
+        for blend in ("sigmoid", "per_channel"):
+            mixer = build_mixer("fmm", HIDDEN, HEADS, LENGTH, 0.0, 0, blend=blend, **own).eval()
+            mixer.load_state_dict(other.state_dict())  # one part has no weight
+            assert relative_error(mixer(states, mask), other(states, mask)) < 1e-5
 
 
+@pytest.mark.parametrize("bandwidth", [0, 5])
 @pytest.mark.parametrize("kernels", [["elu"], ["elu", "elu"]], ids=len)
-def test_weights_of_channels_begin_with_the_mean_of_the_kernels_alone(kernels):
+def test_weights_of_channels_begin_with_the_mean_of_the_kernels_alone(kernels, bandwidth):
     linear, states = make("linear"), torch.randn(2, LENGTH, HIDDEN)
-    mixer = build_mixer("fmm", HIDDEN, HEADS, LENGTH, 0.0, 0, kernels=kernels, blend="per_channel").eval()
+    own = {"bandwidth": bandwidth, "kernels": kernels, "blend": "per_channel"}
+    mixer = build_mixer("fmm", HIDDEN, HEADS, LENGTH, 0.0, 0, **own).eval()
     mixer.load_state_dict(linear.state_dict(), strict=False)
     assert relative_error(mixer(states), linear(states)) < 1e-6
 
@@ -291,12 +307,15 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", [name for name in MIXERS if name not in ("softmax", "kernelized")])
-def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(name):
+@pytest.mark.parametrize(
+    "variant", [*(name for name in MIXERS if name not in ("softmax", "kernelized")), "fmm-fast-weights-causal"]
+)
+def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(variant):
     """No tensor of a forward has n x n entries, and twice the tokens cost about twice the multiplications."""
     sizes, flops = [], []
+    name, own = (variant, {}) if variant in MIXERS else VARIANTS[variant]
     for length in (1024, 2048):
-        mixer = build_mixer(name, 64, 2, length, 0.0, 0).eval()
+        mixer = build_mixer(name, 64, 2, length, 0.0, 0, **own).eval()
         states = torch.randn(1, length, 64)
         with Largest() as largest, FlopCounterMode(display=False) as counter:
             mixer(states)
@@ -311,10 +330,12 @@ def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(name
     ("name", "own", "message"),
     [
         ("sofmax", {}, "Unknown mixer 'sofmax'. Did you mean softmax"),
-        ("fmm", {"band": 5}, "Mixer fmm has no setting 'band'; it has bandwidth, kernels, causal, blend"),
+        ("fmm", {"band": 5}, "Mixer fmm has no setting 'band'; it has bandwidth, kernels, causal, blend, bias"),
         ("fmm", {"blend": "softmax"}, "blend = 'softmax': there is sigmoid, the paper's, and per_channel"),
-        ("fmm", {"bandwidth": 0}, "bandwidth = 0"),
-        ("fmm", {"kernels": ["relu"]}, "kernels = ['relu']: name one or more of elu, elu_flip, tanh, tanh_raw"),
+        ("fmm", {"bandwidth": -1}, "bandwidth = -1: give 0 for no band"),
+        ("fmm", {"bandwidth": 0, "kernels": []}, "bandwidth = 0 and kernels = []: give a band, kernels, or both"),
+        ("fmm", {"kernels": ["delta_elu"]}, "delta_elu writes one token after the other; it is causal alone"),
+        ("fmm", {"kernels": ["relu"]}, "kernels = ['relu']: name some of elu, elu_flip, tanh, tanh_raw, delta_elu, "),
         ("fmm", {"kernels": ["tanh_raw"], "causal": True}, "tanh_raw has no causal form"),
         ("skyformer", {"num_landmarks": 7}, "num_landmarks = 7"),
         ("skyformer", {"ridge": 0.0}, "ridge = 0.0"),

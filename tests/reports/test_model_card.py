@@ -30,7 +30,9 @@ AUTO_CLASSES = {
     "question_answering": "AutoModelForQuestionAnswering",
     "multiple_choice": "AutoModelForMultipleChoice",
 }
-CODE = {family: {f"configuration_{family}.py", f"modeling_{family}.py"} for family in (*FAMILIES, "forecast", "lra")}
+CODE = {
+    family: {f"configuration_{family}.py", f"modeling_{family}.py"} for family in (*FAMILIES, "forecast", "lra", "fmm")
+}
 each_family = pytest.mark.parametrize("family", FAMILIES)
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "road", "big", "small", "red", "and"]
 
@@ -115,11 +117,13 @@ import transformers
 
 torch.set_num_threads(1)
 root, auto_class = Path(sys.argv[1]), getattr(transformers, sys.argv[2])
-inputs, outputs = torch.load(root / "record.pt")
+inputs, outputs, text = torch.load(root / "record.pt")
 model = auto_class.from_pretrained(root / "model", trust_remote_code=True)
 assert type(model).__module__.startswith("transformers_modules"), type(model)
 with torch.no_grad():
     assert all(map(torch.equal, model(**inputs).to_tuple(), outputs))
+if text is not None:
+    assert torch.equal(model.generate(inputs["input_ids"], max_new_tokens=9), text)
 model.save_pretrained(root / "again")
 assert code(root / "again") == code(root / "model")
 again = auto_class.from_pretrained(root / "again", trust_remote_code=True)
@@ -196,11 +200,14 @@ def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_import
     assert result.stdout.endswith("done\n")
 
 
-def check_one_model(model: torch.nn.Module, auto_class: str, folder: Path, **inputs: torch.Tensor):
+def check_one_model(model: torch.nn.Module, family: str, auto_class: str, folder: Path, **inputs: torch.Tensor | bool):
     model.eval().save_pretrained(folder / "model")
-    family = "lra" if model.config.model_type == "s3bert-lra" else "forecast"
-    assert {path.name for path in (folder / "model").iterdir()} == {"config.json", "model.safetensors", *CODE[family]}
-    torch.save((inputs, list(model(**inputs).to_tuple())), folder / "record.pt")
+    files = {"config.json", "model.safetensors", *CODE[family]}
+    text = model.generate(inputs["input_ids"], max_new_tokens=9) if model.can_generate() else None
+    if text is not None:
+        files.add("generation_config.json")
+    assert {path.name for path in (folder / "model").iterdir()} == files
+    torch.save((inputs, list(model(**inputs).to_tuple()), text), folder / "record.pt")
     result = run_without_the_package(ONE_MODEL, folder, auto_class, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("done\n")
@@ -215,7 +222,7 @@ def test_a_forecaster_gives_identical_forecasts_where_the_package_cannot_be_impo
     )  # fmt: skip
     values = torch.randn(3, 12, 2)
     values[0, 3] = torch.nan
-    check_one_model(s3bert.S3ForecastModel(config), "AutoModel", tmp_path, past_values=values)
+    check_one_model(s3bert.S3ForecastModel(config), "forecast", "AutoModel", tmp_path, past_values=values)
 
 
 @torch.no_grad()
@@ -223,7 +230,17 @@ def test_a_forecaster_gives_identical_forecasts_where_the_package_cannot_be_impo
 def test_an_arena_encoder_gives_identical_logits_where_the_package_cannot_be_imported(mixer, tmp_path):
     config = s3bert.LraConfig(mixer=mixer, vocab_size=20, hidden_size=16, max_position_embeddings=24, num_labels=3)
     model, ids = s3bert.LraForSequenceClassification(config), torch.randint(1, 20, (2, 24))
-    check_one_model(model, "AutoModelForSequenceClassification", tmp_path, input_ids=ids)
+    check_one_model(model, "lra", "AutoModelForSequenceClassification", tmp_path, input_ids=ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bandwidth", [3, None])
+def test_a_language_model_gives_identical_logits_and_text_where_the_package_cannot_be_imported(bandwidth, tmp_path):
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    kernels = [] if bandwidth is None else ["elu", "delta_elu"]
+    model = s3bert.FmmForCausalLM(s3bert.FmmConfig(bandwidth=bandwidth, kernels=kernels, **sizes))
+    ids = torch.randint(0, 20, (2, 7))
+    check_one_model(model, "fmm", "AutoModelForCausalLM", tmp_path, input_ids=ids, use_cache=False)
 
 
 def test_the_trainers_checkpoint_and_output_folders_are_complete(build_model, make_batch, tokenizer, tmp_path):

@@ -24,13 +24,14 @@ from children import Child
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from long_commands import Commands
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from s3bert import PoNetConfig, S3BertConfig
 from s3bert.arguments import parse_arguments
 from s3bert.commands import COMMANDS, errors_in_a_line
 from s3bert.data.arguments import CorpusArguments
 from s3bert.data.corpus import Corpus, prepare_corpus
+from s3bert.models.configuration_fmm import FmmConfig
 from s3bert.models.configuration_forecast import S3ForecastConfig
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import MIXERS
@@ -177,6 +178,7 @@ CONFIGS = {
     PoNetConfig: ([AutoModelForMaskedLM, AutoModelForSequenceClassification], {"cls_token_id": 2, "sep_token_id": 3}),
     LraConfig: ([AutoModelForMaskedLM, AutoModelForSequenceClassification], {"classifier_size": 8}),
     S3ForecastConfig: ([AutoModel], {"context_length": 12, "prediction_length": 4, "num_input_channels": 2}),
+    FmmConfig: ([AutoModelForCausalLM], {}),
 }
 TINY = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 TINY |= {

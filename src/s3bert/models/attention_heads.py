@@ -13,30 +13,40 @@ class HeadAttention(nn.Module):
 
     Args:
         hidden_size: H. num_heads: h. max_length: tokens of the longest sequence. dropout: on attention weights.
+        bias: the projections have one.
 
     Raises:
         ValueError: h does not divide H.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, max_length: int, dropout: float = 0.0):
+    def __init__(self, hidden_size: int, num_heads: int, max_length: int, dropout: float = 0.0, bias: bool = True):
         super().__init__()
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
         self.num_heads, self.head_size, self.max_length = num_heads, hidden_size // num_heads, max_length
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-        self.output = nn.Linear(hidden_size, hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.key = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.value = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.output = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """(B, S, H) -> (B, S, H), zero at padding. `mask` (B, S) is True at real tokens; nothing else has influence."""
         hidden_states = zero_padding(hidden_states, mask)
+        query, key, value = self.split(hidden_states)
+        return self.join(self.attend(query, key, value, mask), hidden_states, mask)
+
+    def split(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of each head, (B, h, S, p), of (B, S, H)."""
         query, key, value = (
             linear(hidden_states).unflatten(2, (self.num_heads, self.head_size)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
         )
-        mixed = self.attend(query, key, value, mask).to(hidden_states.dtype)
+        return query, key, value
+
+    def join(self, mixed: torch.Tensor, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """The output (B, S, H), zero at padding, of mixed heads (B, h, S, p); in the hidden states' dtype."""
+        mixed = mixed.to(hidden_states.dtype)
         return zero_padding(self.output(mixed.transpose(1, 2).flatten(2)), mask)
 
     def attend(

@@ -2,8 +2,8 @@
 
     out = sigmoid(w1) D V + sigmoid(w2) sum_l L_l V            (eqs. 9, 10)
 
-D is a softmax over the neighbours within the band, L_l linear attention under the feature map l (eq. 4). Both are linear in
-the length, in time and memory.
+D is a softmax over the neighbours within the band, L_l linear attention under the feature map l (eq. 4), or in the causal form fast
+weights by the delta rule. All are linear in the length, in time and memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention_heads import HeadAttention, zero_padded_keys
-from .mixer_linear import SMALLEST_DENOMINATOR, feature_sums
-from .numerics import at_least_float32
+from .band_attention import band_attention
+from .delta_rule import delta_rule
+from .fmm_state import FmmState
+from .mixer_linear import SMALLEST_DENOMINATOR, causal_feature_sums, feature_sums
+from .numerics import at_least_float32, zero_padding
 
 
 # tanh, as the paper prints it, is odd: half of its denominators are negative, and the smallest make outputs explode.
@@ -27,18 +30,8 @@ FEATURE_MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh_raw": torch.tanh,
 }
 _RAW_GUARD = 1e-2  # of the mean size of a sequence's denominators
-_SMALLEST_CHUNK = 16  # tokens; smaller products cost more than what narrow bands save
-
-
-def _with_neighbours(states: torch.Tensor, chunk: int, before: int, after: int) -> torch.Tensor:
-    """(B, h, blocks chunk, p) to (B, h, blocks, before + chunk + after, p): each block with the ends of those beside it, zeros outside.
-
-    `before` and `after` are at most `chunk`."""
-    blocks = states.unflatten(2, (-1, chunk))
-    outside = torch.zeros_like(blocks[:, :, :1])
-    left = torch.cat([outside[:, :, :, :before], blocks[:, :, :-1, chunk - before :]], 2)
-    right = torch.cat([blocks[:, :, 1:, :after], outside[:, :, :, :after]], 2)
-    return torch.cat([left, blocks, right], 3)
+_DELTA = "delta_"  # before a feature map's name: fast weights
+_KERNELS = (*FEATURE_MAPS, *(_DELTA + name for name in FEATURE_MAPS if name != "tanh_raw"))
 
 
 class FmmAttention(HeadAttention):
@@ -47,14 +40,18 @@ class FmmAttention(HeadAttention):
     Args:
         hidden_size, num_heads, max_length, dropout: as in `HeadAttention`; dropout acts on the band.
         bandwidth: k; neighbours up to k - 1 tokens away are in the band, 2 k - 1 diagonals, as in the authors' program. (The
-            paper's "0.125% of the matrix at 4K" would be k diagonals for its k = 5.)
-        kernels: feature maps of the far field, names in `FEATURE_MAPS`.
+            paper's "0.125% of the matrix at 4K" would be k diagonals for its k = 5.) 0 for no band.
+        kernels: of the far field, feature maps in `FEATURE_MAPS`; none for the band alone. "delta_elu", "delta_elu_flip" and
+            "delta_tanh" are fast weights under that map, its features divided by their sum: causal alone, without a denominator.
         causal: a token reads itself and those before it.
-        blend: "sigmoid", the paper's, has a weight of the band and one of the far field for each head, both 1/2 at first. "per_channel",
-            the authors' program's, has unconstrained weights for each channel, of the band and of each kernel: 0 and 1 / r at first.
+        blend: how several parts are weighed; one part alone has no weight. "sigmoid", the paper's, has a weight of the band and one of
+            the far field for each head, both 1/2 at first; kernels without a band are summed. "per_channel", the authors' program's, has
+            unconstrained weights for each channel, of the band and of each kernel: 0 and 1 / r at first.
+        bias: the projections have one.
 
     Raises:
-        ValueError: k under 1, no or an unknown kernel, "tanh_raw" in the causal form, whose guard looks ahead, an unknown blend.
+        ValueError: k under 0, neither band nor kernel, an unknown kernel, "tanh_raw" in the causal form, whose guard looks ahead, fast
+            weights in the other, an unknown blend.
     """
 
     def __init__(
@@ -67,64 +64,99 @@ class FmmAttention(HeadAttention):
         kernels: Sequence[str] = ("elu", "elu_flip"),
         causal: bool = False,
         blend: Literal["sigmoid", "per_channel"] = "sigmoid",
+        bias: bool = True,
     ):
-        super().__init__(hidden_size, num_heads, max_length, dropout)
-        if bandwidth < 1:
-            raise ValueError(f"bandwidth = {bandwidth}: the band has the token itself at least, which is 1.")
-        unknown = [name for name in kernels if name not in FEATURE_MAPS]
-        if unknown or not kernels:
-            raise ValueError(f"kernels = {list(kernels)}: name one or more of {', '.join(FEATURE_MAPS)}.")
+        super().__init__(hidden_size, num_heads, max_length, dropout, bias)
+        if bandwidth < 0:
+            raise ValueError(f"bandwidth = {bandwidth}: give 0 for no band, or from 1, the token itself, on.")
+        unknown = [name for name in kernels if name not in _KERNELS]
+        if unknown:
+            raise ValueError(f"kernels = {list(kernels)}: name some of {', '.join(_KERNELS)}, or none.")
+        if not (bandwidth or kernels):
+            raise ValueError("bandwidth = 0 and kernels = []: give a band, kernels, or both.")
+        delta = [name for name in kernels if name.startswith(_DELTA)]
         if causal and "tanh_raw" in kernels:
             raise ValueError("kernels: tanh_raw has no causal form; take tanh.")
+        if delta and not causal:
+            raise ValueError(f"kernels: {delta[0]} writes one token after the other; it is causal alone.")
         if blend not in ("sigmoid", "per_channel"):
             raise ValueError(
                 f"blend = {blend!r}: there is sigmoid, the paper's, and per_channel, the authors' program's."
             )
         self.bandwidth, self.kernels, self.causal, self.blend = bandwidth, tuple(kernels), causal, blend
-        if blend == "sigmoid":
+        self.write_strength = nn.Linear(hidden_size, len(delta) * num_heads, bias=False) if delta else None
+        both, count, channels = bool(bandwidth and kernels), len(kernels), (num_heads, self.head_size)
+        self.near_weight = self.far_weight = None
+        if blend == "sigmoid" and both:
             self.near_weight = nn.Parameter(torch.zeros(num_heads))  # w1, before the sigmoid
             self.far_weight = nn.Parameter(torch.zeros(num_heads))  # w2
-        else:
-            channels, count = (num_heads, self.head_size), len(kernels)
-            self.near_weight = nn.Parameter(torch.zeros(channels))
-            self.far_weight = nn.Parameter(torch.full((count, *channels), 1 / count))
+        elif blend == "per_channel":
+            if both:
+                self.near_weight = nn.Parameter(torch.zeros(channels))
+            if both or count > 1:
+                self.far_weight = nn.Parameter(torch.full((count, *channels), 1 / count))
 
-    def attend(self, query, key, value, mask):
+    def forward(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, past: FmmState | None = None
+    ) -> torch.Tensor:
+        """As `HeadAttention`'s; `past` holds what the causal form keeps of tokens that came before, and is given the new ones."""
+        hidden_states = zero_padding(hidden_states, mask)
+        query, key, value = self.split(hidden_states)
+        strengths = None
+        if self.write_strength is not None:
+            # (B, S, d h) to (d, B, h, S, 1), for d kernels of fast weights
+            strengths = self.write_strength(hidden_states).unflatten(2, (-1, self.num_heads, 1)).permute(2, 0, 3, 1, 4)
+        return self.join(self.attend(query, key, value, mask, strengths, past), hidden_states, mask)
+
+    def attend(self, query, key, value, mask, strengths=None, past=None):
+        """`strengths`: of the writes of d kernels of fast weights, before the sigmoid, (d, B, h, S, 1)."""
         with torch.autocast(query.device.type, enabled=False):
             query, key, value = (at_least_float32(states) for states in (query, key, value))
-            near = self._near_field(query, key, value, mask)
-            far = [self._far_field(name, query, key, value, mask) for name in self.kernels]
-            if self.blend == "per_channel":
-                weighted = (weight[:, None] * states for weight, states in zip(self.far_weight, far, strict=True))
-                return self.near_weight[:, None] * near + sum(weighted)
-            near_weight, far_weight = (w.sigmoid()[:, None, None] for w in (self.near_weight, self.far_weight))
-            return near_weight * near + far_weight * sum(far)
+            near, far, writes = None, [], iter(() if strengths is None else at_least_float32(strengths))
+            band = (key, value, mask) if past is None else past.extend(key, value, mask)
+            if self.bandwidth:
+                near = self._near_field(query, *band)
+            for number, name in enumerate(self.kernels):
+                if name.startswith(_DELTA):
+                    far.append(self._fast_weights(number, query, key, value, mask, next(writes), past))
+                else:
+                    far.append(self._linear(number, query, key, value, mask, past))
+            return self._blended(near, far)
+
+    def _blended(self, near, far):
+        if self.far_weight is None:  # one part, or a sum
+            return sum(far) if near is None else near
+        if self.blend == "sigmoid":
+            weighted = self.far_weight.sigmoid()[:, None, None] * sum(far)
+        else:
+            weighted = sum(weight[:, None] * states for weight, states in zip(self.far_weight, far, strict=True))
+        if self.near_weight is None:
+            return weighted
+        share = self.near_weight.sigmoid()[:, None] if self.blend == "sigmoid" else self.near_weight
+        return share[:, None] * near + weighted
 
     def _near_field(self, query, key, value, mask):
-        """Softmax over the band: tokens in blocks of `chunk`, each a small product with its block and the band's rest on both sides."""
-        length = query.shape[2]
-        before = min(self.bandwidth, length) - 1
-        after = 0 if self.causal else before
-        chunk = max(_SMALLEST_CHUNK, before)
-        pad = -length % chunk
-        counts = torch.ones(len(query), length, dtype=torch.bool, device=query.device) if mask is None else mask
-        counts = _with_neighbours(F.pad(counts, (0, pad))[:, None, :, None], chunk, before, after)[..., 0]
-        query, key, value = (F.pad(states, (0, 0, 0, pad)) for states in (query, key, value))
-        keys, values = (_with_neighbours(states, chunk, before, after) for states in (key, value))
-        # (B, h, blocks, chunk, before + chunk + after); entry (i, j) is of the neighbour j - i - before places away.
-        scores = query.unflatten(2, (-1, chunk)) @ keys.transpose(3, 4) / self.head_size**0.5
-        rows, columns = (torch.arange(size, device=query.device) for size in scores.shape[3:])
-        offsets = columns - rows[:, None]
-        # A token may always read itself, so that padding, zeroed afterwards, is never a softmax over nothing.
-        admissible = (counts[:, :, :, None] & (offsets >= 0) & (offsets <= before + after)) | (offsets == before)
-        weights = scores.masked_fill(~admissible, torch.finfo(scores.dtype).min).softmax(4)
-        return (self.dropout(weights) @ values).flatten(2, 3)[:, :, :length]
+        """The band's softmax; keys and values begin with those of a window before the queries, if there is one."""
+        length, window = query.shape[2], key.shape[2] - query.shape[2]
+        if window and length == 1:  # all that is there is in the band
+            itself = torch.arange(window + 1, device=key.device) == window
+            dropout = self.dropout.p if self.training else 0.0
+            allowed = (mask | itself)[:, None, None]  # (B, 1, 1, k)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
+        if window:
+            query = F.pad(query, (0, 0, window, 0))
+        near = band_attention(query, key, value, mask, self.bandwidth, self.causal, self.dropout)
+        return near[:, :, window:] if window else near
 
-    def _far_field(self, name, query, key, value, mask):
+    def _linear(self, number, query, key, value, mask, past):
         """Linear attention under one feature map."""
-        feature_map = FEATURE_MAPS[name]
-        features = zero_padded_keys(feature_map(key), mask)
-        numerator, denominator = feature_sums(feature_map(query), features, value, self.causal)
+        name = self.kernels[number]
+        query, key = (FEATURE_MAPS[name](states) for states in (query, key))
+        key = zero_padded_keys(key, mask)
+        if past is None:
+            numerator, denominator = feature_sums(query, key, value, self.causal)
+        else:
+            numerator, denominator, past.sums[number] = causal_feature_sums(query, key, value, past.sums[number])
         if name != "tanh_raw":
             return numerator / denominator.clamp(min=SMALLEST_DENOMINATOR)
         sizes = zero_padded_keys(denominator.abs(), mask)
@@ -132,3 +164,15 @@ class FmmAttention(HeadAttention):
         smallest = (_RAW_GUARD * sizes.sum(2, keepdim=True) / count).clamp(min=SMALLEST_DENOMINATOR)
         sign = torch.where(denominator < 0, -1.0, 1.0)
         return numerator / (sign * denominator.abs().maximum(smallest))
+
+    def _fast_weights(self, number, query, key, value, mask, strength, past):
+        """The delta rule under one feature map; padding writes nothing."""
+        feature_map = FEATURE_MAPS[self.kernels[number].removeprefix(_DELTA)]
+        query, key = (feature_map(states) for states in (query, key))
+        # A key's features sum to 1: with a strength under 1 no write makes the state grow (Schlag et al., section 4.2).
+        query, key = (x / x.sum(3, keepdim=True).clamp(min=SMALLEST_DENOMINATOR) for x in (query, key))
+        strength = zero_padded_keys(strength.sigmoid(), mask)
+        reads, state = delta_rule(query, key, value, strength, None if past is None else past.sums[number])
+        if past is not None:
+            past.sums[number] = state
+        return reads

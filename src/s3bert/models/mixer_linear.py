@@ -41,7 +41,23 @@ def feature_sums(
     """
     if not causal:
         return query @ (key.transpose(2, 3) @ value), query @ key.sum(2)[..., None]
+    numerator, denominator, _ = causal_feature_sums(query, key, value)
+    return numerator, denominator
+
+
+def causal_feature_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, past: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sums of `feature_sums` over j <= i, and the state after them, sum_j k_j (v_j, 1)^T, (B, h, m, p + 1).
+
+    Args:
+        past: the state after tokens that came before, which the sums include. With it, one token is one step of the recurrence.
+    """
     length = query.shape[2]
+    if past is not None and length == 1:
+        past = past + key.transpose(2, 3) @ F.pad(value, (0, 1), value=1.0)
+        sums = query @ past
+        return sums[..., :-1], sums[..., -1:], past
     size = min(_CHUNK, length)
     # (B, h, S / c, c, ...): products within a chunk, and a sum over the chunks before it.
     query, key, value = (
@@ -51,6 +67,10 @@ def feature_sums(
     states = (key.transpose(3, 4) @ value).cumsum(2)
     totals = key.sum(3)[..., None].cumsum(2)  # (B, h, S / c, m, 1)
     before, total_before = (F.pad(sums[:, :, :-1], (0, 0, 0, 0, 1, 0)) for sums in (states, totals))
+    state = torch.cat([states[:, :, -1], totals[:, :, -1]], 3)
+    if past is not None:
+        state = state + past
+        before, total_before = before + past[:, :, None, :, :-1], total_before + past[:, :, None, :, -1:]
     numerator = within @ value + query @ before
     denominator = within.sum(4, keepdim=True) + query @ total_before
-    return numerator.flatten(2, 3)[:, :, :length], denominator.flatten(2, 3)[:, :, :length]
+    return numerator.flatten(2, 3)[:, :, :length], denominator.flatten(2, 3)[:, :, :length], state
