@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from children import processes
+from children import free_port, processes
 
 from s3bert import folder_lock
 from s3bert.commands import COMMANDS, _module, prepare_corpus
@@ -151,10 +151,7 @@ def _one_of_two(rank: int, port: int, folder: str, said: str) -> None:
 def test_processes_of_one_run_share_the_folder_and_the_refusal(holder, tmp_path):
     said = tmp_path / "said.txt"
     for folder, statuses in (("run", [1, 1]), ("free", [0, 0])):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        arguments = (port, str(tmp_path / folder), str(said))
+        arguments = (free_port(), str(tmp_path / folder), str(said))
         pair = [processes.Process(target=_one_of_two, args=(rank, *arguments)) for rank in range(2)]
         for process in pair:
             process.start()

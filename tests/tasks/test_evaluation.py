@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from children import processes
+from children import free_port, processes
 from datasets import Dataset
 from transformers import BertTokenizer
 
@@ -101,10 +100,7 @@ def test_processes_share_the_batches_and_get_the_metrics_of_one(tmp_path, size, 
     alone = measure(batch_size)
     batches = -(-ROWS // batch_size)
     assert {metrics.pop("calls") for metrics in alone.values()} == {batches}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = (size, port, batch_size, tmp_path)
+    arguments = (size, free_port(), batch_size, tmp_path)
     children = [processes.Process(target=_one_of_several, args=(rank, *arguments)) for rank in range(size)]
     for child in children:
         child.start()

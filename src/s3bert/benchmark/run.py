@@ -9,7 +9,6 @@ import logging
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -21,6 +20,7 @@ import transformers
 from torch import nn
 from tqdm import tqdm
 
+from s3bert.models.exporting import require_onnx
 from s3bert.training.execution import compile_in_place
 from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
 
@@ -111,8 +111,7 @@ def run_benchmark(size: EncoderSize, config: BenchmarkConfig) -> Record:
     """
     _check_device(config.device)
     if {"onnx", "int8"} & {*config.engines}:
-        for package in ("onnx", "onnxruntime", "onnxscript"):
-            import_module(package)
+        require_onnx()
     _set_up_process(config)
     keep_freed_memory()
     settings = {name: value for name, value in (asdict(size) | asdict(config)).items() if name not in _FREE}

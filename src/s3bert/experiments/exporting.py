@@ -5,7 +5,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from s3bert.models.exporting import (
     input_names,
     input_shape,
     onnx_runner,
+    require_onnx,
     save_int8,
     save_onnx,
 )
@@ -61,8 +61,7 @@ def export_folder(folder: Path, output_dir: Path, formats: Sequence[str], max_se
         if (output_dir / FILES[name]).exists():
             raise ValueError(f"{output_dir / FILES[name]} exists: remove it, or name another --output_dir.")
     if {"onnx", "int8"} & {*formats}:
-        for package in ("onnx", "onnxruntime", "onnxscript"):
-            import_module(package)
+        require_onnx()
     load = _loader(folder)
     model = load()
     check_finite(model, str(folder))
@@ -71,7 +70,7 @@ def export_folder(folder: Path, output_dir: Path, formats: Sequence[str], max_se
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        runners = _write(load, aside, formats, longest)
+        runners = _write(model, load, aside, formats, longest)
         errors = _largest_errors(model, load().double(), runners, names, longest)
         _check(errors, folder)
         files = [File("model.safetensors", _bytes(_weights(folder)), max(errors["original"]))]
@@ -136,10 +135,9 @@ def _longest(model: PreTrainedModel, asked: int | None) -> int:
 
 
 def _write(
-    load: Callable[..., PreTrainedModel], aside: Path, formats: Sequence[str], longest: int
+    model: PreTrainedModel, load: Callable[..., PreTrainedModel], aside: Path, formats: Sequence[str], longest: int
 ) -> dict[str, Runner]:
     """Writes the files of the formats, and returns what runs each."""
-    model = load()
     if hasattr(model.config, "implementation"):
         model = load(implementation="export")
     logger.info("Tracing %s for up to %s tokens.", type(model).__name__, f"{longest:,}")

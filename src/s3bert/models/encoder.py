@@ -24,7 +24,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from .configuration_encoder import EncoderConfig
-from .input_checks import check_ids, real_tokens, simplest
+from .input_checks import check_ids, numbers_unlike_places, real_tokens, sequences_shape, simplest
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -114,7 +114,7 @@ class EncoderModel(EncoderPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Embeddings (B, S, H), a boolean mask (B, S) and the tokens' numbers (B, S), of arguments that are checked first.
 
-        Mask and numbers are None where no mask is given, or where that is seen to make no difference (`simplest`). Positions are the
+        Mask and numbers are None where they are seen to make no difference. Positions are the
         numbers where none are given: a sequence has the same wherever its padding is.
 
         Raises:
@@ -123,8 +123,8 @@ class EncoderModel(EncoderPreTrainedModel):
                 once, before training).
         """
         shape = self._check_inputs(input_ids, inputs_embeds, token_type_ids, position_ids)
-        mask = None if attention_mask is None else real_tokens(attention_mask, shape)
-        mask, numbers = simplest(mask)
+        mask = simplest(None if attention_mask is None else real_tokens(attention_mask, shape))
+        numbers = numbers_unlike_places(mask)
         embeddings = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
@@ -144,11 +144,7 @@ class EncoderModel(EncoderPreTrainedModel):
 
     def _check_inputs(self, input_ids, inputs_embeds, token_type_ids, position_ids):
         """The input's shape, (B, S)."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give either input_ids or inputs_embeds, and not both.")
-        shape = input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1]
-        if len(shape) != 2:
-            raise ValueError(f"Inputs are batches of sequences, (B, S); got a batch and length of {tuple(shape)}.")
+        shape = sequences_shape(input_ids, inputs_embeds)
         if shape[1] > self.config.max_position_embeddings:
             raise ValueError(
                 f"The sequence has {shape[1]} tokens, the model takes up to {self.config.max_position_embeddings}: "

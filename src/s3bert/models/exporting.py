@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -23,6 +24,15 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _EXAMPLE = (3, 9)  # sequences and tokens that a model is traced with; 0 and 1 would be taken for constants
 # What is quantised: products with a weight, and embeddings. ONNX Runtime's int8 convolution takes longer than its float32 one.
 _OPERATORS = ("MatMul", "Gemm", "Gather")
+
+
+def require_onnx() -> None:
+    """
+    Raises:
+        ModuleNotFoundError: a package of the extra `export` is not installed.
+    """
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        import_module(package)
 
 
 def input_names(model: PreTrainedModel) -> list[str]:

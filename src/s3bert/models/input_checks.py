@@ -67,19 +67,33 @@ def real_tokens(attention_mask: torch.Tensor, shape: torch.Size) -> torch.Tensor
     return attention_mask != 0
 
 
-def simplest(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The mask (B, S), and each token's number in its sequence (B, S), where they make a difference, None where they do not.
+def simplest(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The mask (B, S) where it makes a difference: one that is readable and of nothing but real tokens is none."""
+    return None if mask is None or (is_readable(mask) and mask.all()) else mask
 
-    Where it is readable, a mask of nothing but real tokens is none, and behind padding on the right places are the numbers.
+
+def numbers_unlike_places(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Each token's number in its sequence, (B, S); None where places are the numbers: without a mask, or seen to pad on the right."""
+    if mask is None or (is_readable(mask) and not (mask[:, 1:] & ~mask[:, :-1]).any()):
+        return None
+    return token_numbers(mask)
+
+
+def sequences_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Size:
+    """The input's, (B, S).
+
+    Raises:
+        ValueError: neither or both of the inputs; no batch of sequences.
     """
-    if mask is None:
-        return None, None
-    if is_readable(mask):
-        if mask.all():
-            return None, None
-        if not (mask[:, 1:] & ~mask[:, :-1]).any():
-            return mask, None
-    return mask, token_numbers(mask)
+    if input_ids is not None and inputs_embeds is None:
+        shape = input_ids.shape
+    elif inputs_embeds is not None and input_ids is None:
+        shape = inputs_embeds.shape[:-1]
+    else:
+        raise ValueError("Give either input_ids or inputs_embeds, and not both.")
+    if len(shape) != 2:
+        raise ValueError(f"Inputs are batches of sequences, (B, S); got a batch and length of {tuple(shape)}.")
+    return shape
 
 
 def check_classes(labels: torch.Tensor, logits: torch.Tensor, setting: str) -> None:

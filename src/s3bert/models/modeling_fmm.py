@@ -26,7 +26,7 @@ from .adaptive_softmax import AdaptiveSoftmax
 from .configuration_fmm import FmmConfig
 from .fmm_cache import FmmCache, attention_past, check_cache, new_cache, tokens_read
 from .fmm_state import FmmState
-from .input_checks import check_classes, check_ids, is_readable, real_tokens, simplest
+from .input_checks import check_classes, check_ids, is_readable, real_tokens, sequences_shape, simplest
 from .mixer_fmm import FmmAttention
 from .mixer_softmax import SoftmaxAttention
 from .numerics import at_least_float32
@@ -163,7 +163,7 @@ class FmmModel(FmmPreTrainedModel):
             positions = position_ids
             check_ids("position_ids", positions, torch.Size((batch, length)), 2**31, "number tokens from 0")
         if mask is not None:  # an FmmCache keeps what it needs of the mask before
-            mask, _ = simplest(mask if isinstance(cache, DynamicCache) else mask[:, places:])
+            mask = simplest(mask if isinstance(cache, DynamicCache) else mask[:, places:])
 
         embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         scaled = embeddings * self.config.hidden_size**0.5
@@ -175,14 +175,7 @@ class FmmModel(FmmPreTrainedModel):
 
     def _check_inputs(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Size:
         """The input's shape, (B, S)."""
-        if input_ids is not None and inputs_embeds is None:
-            shape = input_ids.shape
-        elif inputs_embeds is not None and input_ids is None:
-            shape = inputs_embeds.shape[:-1]
-        else:
-            raise ValueError("Give either input_ids or inputs_embeds, and not both.")
-        if len(shape) != 2:
-            raise ValueError(f"Inputs are batches of sequences, (B, S); got a batch and length of {tuple(shape)}.")
+        shape = sequences_shape(input_ids, inputs_embeds)
         if 0 in shape:
             raise ValueError(
                 f"The input is empty: {shape[0]} sequences of {shape[1]} tokens; give at least one of one."

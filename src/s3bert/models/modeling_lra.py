@@ -111,8 +111,8 @@ class LraModel(LraPreTrainedModel):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
         """
         Raises:
-            ValueError: ids of another shape than (B, S); the sequence is longer than the task's; a mask of another shape; on CPU in eager mode, an id outside the
-                vocabulary or an additive mask.
+            ValueError: ids of another shape than (B, S); the sequence is longer than the task's; a mask of another shape; on CPU in
+                eager mode, an id outside the vocabulary or an additive mask.
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; the encoder takes (B, S).")
@@ -125,7 +125,7 @@ class LraModel(LraPreTrainedModel):
         if not input_ids.is_floating_point():
             input_ids = input_ids.long()  # they may come as bytes
         check_ids("input_ids", input_ids, input_ids.shape, self.word_embeddings.num_embeddings, "see config.vocab_size")
-        mask, _ = simplest(self.mask(input_ids, attention_mask))
+        mask = simplest(self.mask(input_ids, attention_mask))
         states = self.dropout(self.word_embeddings(input_ids) + self.position_embeddings.weight[:length])
         for layer in self.layers:
             states = layer(states, mask)

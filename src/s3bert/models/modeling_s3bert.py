@@ -282,6 +282,7 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
         """Whether each sequence's real tokens are one run, where the host may read it: on CPU, in eager mode."""
         if mask is None:
             return True
+        # Not `is_readable`: while FLOPs are counted a fake mask is taken for one run, and the form that training takes is counted.
         if mask.device.type != "cpu" or torch.compiler.is_compiling():
             return False
         starts = mask[:, 0].sum() + (mask[:, 1:] & ~mask[:, :-1]).sum()
