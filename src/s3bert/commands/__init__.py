@@ -32,6 +32,7 @@ COMMANDS = {
     "demo": Command("demo"),
     "prepare-corpus": Command("prepare_corpus"),
     "pretrain": Command("pretrain_mlm"),
+    "pretrain-clm": Command("pretrain_clm"),
     "glue": Command("run_glue"),
     "table3": Command("reproduce_table3"),
     "prepare-lra": Command("prepare_lra"),

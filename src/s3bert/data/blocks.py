@@ -172,7 +172,8 @@ def _say_that_nothing_is_checked(folder: Path) -> None:
 
 
 class Corpus:
-    """A prepared folder: `tokenizer`, `vocab_size`, `block_size`, `manifest`, and the blocks of its splits."""
+    """A prepared folder: `tokenizer`, `vocab_size`, `block_size`, `special_tokens` (whether a block is [CLS] ids [SEP]), `manifest`, and
+    the blocks of its splits."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
         self.folder = folder
@@ -180,6 +181,7 @@ class Corpus:
         self.tokenizer = tokenizer
         self.vocab_size: int = manifest["vocab_size"]
         self.block_size: int = manifest["block_size"]
+        self.special_tokens: bool = manifest.get("special_tokens", True)  # those of earlier versions have them
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":

@@ -2,8 +2,8 @@
 
 A corpus folder holds the tokenizer, one `<split>-<k>.bin` for each source and split (little-endian uint16 blocks, uint32
 from 65,536 entries on), and `corpus.json`, which is written last, describes them and has their checksums. A block is [CLS]
-ids [SEP] of exactly `block_size` ids; rows of the text are joined with one [SEP], and what does not fill a last block is
-dropped. The folder is built aside and renamed when whole, so that an interrupted preparation leaves nothing that opens.
+ids [SEP] of exactly `block_size` ids, or for causal models ids alone; rows of the text end with one [SEP], or with the tokenizer's end
+token. What does not fill a last block is dropped. The folder is built aside and renamed when whole, so that an interrupted preparation leaves nothing that opens.
 `Corpus` reads it.
 """
 
@@ -27,8 +27,17 @@ from s3bert.folder_lock import turn_at
 
 from .arguments import CorpusArguments
 from .blocks import CHUNK_BYTES, FORMAT_VERSION, MANIFEST, Blocks, Corpus, manifest_crc32, read_manifest
+from .causal_tokenizers import causal_tokenizer, train_words
 from .sources import Source, fingerprint, load_files, load_source, local_files, parse_sources, text_batches
-from .wordpiece import encode_rows, load_tokenizer, pack, spread_sample, tokenizer_fingerprint, train_wordpiece
+from .wordpiece import (
+    block_frame,
+    encode_rows,
+    load_tokenizer,
+    pack,
+    spread_sample,
+    tokenizer_fingerprint,
+    train_wordpiece,
+)
 
 
 __all__ = ["Blocks", "Corpus", "CorpusArguments", "prepare_corpus"]
@@ -147,7 +156,8 @@ def prepare_corpus(arguments: CorpusArguments, output_dir: str | Path) -> Path:
     output_dir = Path(output_dir)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     _limit_threads(arguments.preprocessing_num_workers)
-    tokenizer = load_tokenizer(arguments.tokenizer_name) if arguments.tokenizer_name else None
+    name, causal = arguments.tokenizer_name, not arguments.add_special_tokens
+    tokenizer = load_tokenizer(name, causal) if name else None
     replaces = arguments.overwrite_cache or not (output_dir / MANIFEST).is_file()
     known = {} if replaces else read_manifest(output_dir).get("known_files", {})
     inputs = _inputs(arguments, tokenizer, known)
@@ -174,6 +184,7 @@ def _inputs(
 ) -> dict[str, Any]:
     """Everything that decides what is in the folder; equal inputs mean an equal corpus. `known`: see `fingerprint`."""
     sources = training_sources(arguments)
+    kind = {"words": "words", "wordpiece": "pieces"}[arguments.vocabulary]
     names = ["max_seq_length", "validation_split_percentage", "max_train_samples", "max_eval_samples", "streaming"]
     return {
         "format": FORMAT_VERSION,
@@ -183,8 +194,9 @@ def _inputs(
         "validation_file": arguments.validation_file
         and [fingerprint(source, known) for source in parse_sources(arguments.validation_file)],
         "train_file": arguments.train_file is not None,
-        "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer else f"trained, {arguments.vocab_size} pieces",
+        "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer else f"trained, {arguments.vocab_size} {kind}",
         **{name: getattr(arguments, name) for name in names},
+        **({} if arguments.add_special_tokens else {"add_special_tokens": False}),  # which older folders do not name
     }
 
 
@@ -215,7 +227,7 @@ def _is_prepared(output_dir: Path, inputs: dict[str, Any], overwrite: bool) -> b
     if overwrite:
         return False
     found = read_manifest(output_dir)["inputs"]
-    changed = [name for name in inputs if json.dumps(found.get(name)) != json.dumps(inputs[name])]
+    changed = [name for name in found | inputs if json.dumps(found.get(name)) != json.dumps(inputs.get(name))]
     if changed:
         raise ValueError(
             f"{output_dir} holds a corpus made from other inputs ({', '.join(changed)} changed); name another folder, or "
@@ -235,15 +247,11 @@ def _build(
     parts = corpus_parts(arguments)
     training = [part for part in parts if part.split == "train"]
     if tokenizer is None:
-        progress = tqdm(desc="reading text for the vocabulary", unit=" rows", unit_scale=True, disable=None)
-        texts = spread_sample(_counted(training, progress), stop_when_full=arguments.streaming)
-        progress.close()
-        logger.info("training a WordPiece vocabulary of %d pieces on %d rows", arguments.vocab_size, len(texts))
-        tokenizer = train_wordpiece(texts, arguments.vocab_size)
-        del texts
+        tokenizer = _train_tokenizer(arguments, training)
         if len(tokenizer) < arguments.vocab_size:
-            logger.warning("the text affords %d pieces, not %d", len(tokenizer), arguments.vocab_size)
-    tokenizer.model_max_length = arguments.max_seq_length
+            logger.warning("the text affords a vocabulary of %d, not %d", len(tokenizer), arguments.vocab_size)
+    if arguments.add_special_tokens:
+        tokenizer.model_max_length = arguments.max_seq_length
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # the library raises no narrower one for a full disk
@@ -257,9 +265,10 @@ def _build(
             if arguments.streaming and split == "train":
                 continue
             file = folder / f"{split}-{number}.bin"
-            record, part_counts = _write_part(part, tokenizer, arguments.max_seq_length, file)
+            record, part_counts = _write_part(part, tokenizer, arguments, file)
             counts[split] = counts.get(split, 0) + part_counts
             files.append(record)
+    unpredicted = tokenizer.all_special_ids if arguments.add_special_tokens else []
     manifest = {
         "format": FORMAT_VERSION,
         "fingerprint": hashlib.sha256(json.dumps(inputs).encode()).hexdigest(),
@@ -268,7 +277,8 @@ def _build(
         "vocab_size": len(tokenizer),
         "block_size": arguments.max_seq_length,
         "dtype": _id_type(len(tokenizer)).str,
-        "unigram_entropy": {split: _entropy(counts[split], tokenizer.all_special_ids) for split in counts},
+        "special_tokens": arguments.add_special_tokens,
+        "unigram_entropy": {split: _entropy(counts[split], unpredicted) for split in counts},
         "tokenizer_files": tokenizer_files,
         "files": files,
         "streaming": _from_anywhere(arguments) if arguments.streaming else None,
@@ -277,6 +287,21 @@ def _build(
         json.dump({**manifest, "crc32": manifest_crc32(manifest)}, stream, indent=2)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _train_tokenizer(arguments: CorpusArguments, training: list[Part]) -> PreTrainedTokenizerBase:
+    """The vocabulary that the training text affords, of a sample; rare words are counted in all of it."""
+    size = arguments.vocab_size
+    with tqdm(desc="reading text for the vocabulary", unit=" rows", unit_scale=True, disable=None) as progress:
+        batches = _counted(training, progress)
+        if arguments.vocabulary == "words" and not arguments.streaming:
+            return train_words(batches, size)
+        texts = spread_sample(batches, stop_when_full=arguments.streaming)
+    logger.info("training a vocabulary of %d on %d rows", size, len(texts))
+    if arguments.vocabulary == "words":
+        return train_words([texts], size)
+    tokenizer = train_wordpiece(texts, size)
+    return tokenizer if arguments.add_special_tokens else causal_tokenizer(tokenizer)
 
 
 def _counted(parts: list[Part], progress: tqdm) -> Iterator[list[str]]:
@@ -291,15 +316,16 @@ def _id_type(vocab_size: int) -> np.dtype:
 
 
 def _write_part(
-    part: Part, tokenizer: PreTrainedTokenizerBase, block_size: int, file: Path
+    part: Part, tokenizer: PreTrainedTokenizerBase, arguments: CorpusArguments, file: Path
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Writes the blocks of one part; gives its record in the manifest and how often each id occurs."""
-    dtype = _id_type(len(tokenizer))
+    dtype, block_size = _id_type(len(tokenizer)), arguments.max_seq_length
+    first, last, separator = block_frame(tokenizer, arguments.add_special_tokens)
     rows = tokens = 0
 
     def encoded() -> Iterator[np.ndarray]:
         nonlocal rows, tokens
-        for ids, filled_rows in encode_rows(part.texts(), tokenizer, dtype):
+        for ids, filled_rows in encode_rows(part.texts(), tokenizer, dtype, separator):
             rows, tokens = rows + filled_rows, tokens + len(ids)
             progress.update(len(ids))
             yield ids
@@ -309,7 +335,7 @@ def _write_part(
         open(file, "wb") as stream,
         tqdm(desc=label, unit=" tokens", unit_scale=True, disable=None) as progress,
     ):
-        for blocks in pack(encoded(), tokenizer, block_size):
+        for blocks in pack(encoded(), block_size, first, last):
             try:
                 stream.write(blocks.tobytes())
             except OSError as error:
@@ -346,7 +372,7 @@ def _write_part(
         "rows": rows,
         "tokens": tokens,
         "blocks": blocks,
-        "dropped_tokens": tokens - blocks * (block_size - 2),
+        "dropped_tokens": tokens - blocks * (block_size - len(first + last)),
         "unknown_tokens": int(counts[tokenizer.unk_token_id]) if tokenizer.unk_token_id is not None else 0,
         "max_id": largest,
         "bytes": file.stat().st_size,

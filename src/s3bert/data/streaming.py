@@ -18,7 +18,7 @@ import numpy as np
 from datasets import IterableDataset
 
 from .corpus import Corpus, CorpusArguments, Part, corpus_parts
-from .wordpiece import encode_rows, pack
+from .wordpiece import block_frame, encode_rows, pack
 
 
 BUFFER_BLOCKS = 2048  # blocks of a source among which the next is drawn
@@ -80,7 +80,8 @@ class StreamingCorpus(Corpus):
             parts = [replace(part, dataset=part.dataset.shard(files, int(file))) for file in order]
         dtype = np.dtype(self.manifest["dtype"])
         texts = chain.from_iterable(part.texts() for part in parts)
-        ids = (ids for ids, _ in encode_rows(texts, self.tokenizer, dtype))
-        for blocks in pack(ids, self.tokenizer, self.block_size):
+        first, last, separator = block_frame(self.tokenizer, self.special_tokens)
+        ids = (ids for ids, _ in encode_rows(texts, self.tokenizer, dtype, separator))
+        for blocks in pack(ids, self.block_size, first, last):
             for block in blocks:
                 yield block.copy()  # a view would keep its whole batch in memory

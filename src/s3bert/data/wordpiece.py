@@ -12,6 +12,8 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from s3bert.files import reading
 
+from .causal_tokenizers import causal_tokenizer, counts_every_row
+
 
 # More text changes hardly a piece of the vocabulary, and costs time and memory in proportion.
 SAMPLE_CHARACTERS = 64_000_000
@@ -96,8 +98,9 @@ def _frequent_characters(texts: list[str], normalizer, splitter, limit: int) -> 
     return sorted(sorted(visible, key=lambda one: (-normalised[one], one))[:limit])
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A fast tokenizer with [CLS], [SEP], [MASK] and [PAD] from a folder (vocab.txt alone will do) or the Hub.
+def load_tokenizer(name: str, causal: bool = False) -> PreTrainedTokenizerBase:
+    """A fast tokenizer from a folder (vocab.txt alone will do) or the Hub, with the tokens that blocks need: [CLS], [SEP], [MASK] and
+    [PAD], or where they are `causal` one that ends a text.
 
     Raises FileNotFoundError, ConnectionError or ValueError naming what is missing.
     """
@@ -124,6 +127,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"tokenizer {name!r} is not a fast one (of the tokenizers library); save it with tokenizer.json"
         )
+    if causal:
+        if tokenizer.eos_token_id is None and tokenizer.sep_token_id is None:
+            raise ValueError(f"tokenizer {name!r} has neither an eos nor a sep token, with which a text would end")
+        return causal_tokenizer(tokenizer)
     for kind in ("cls", "sep", "mask", "pad"):
         number = getattr(tokenizer, f"{kind}_token_id")
         if number is None or not 0 <= number < len(tokenizer):
@@ -137,15 +144,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def encode_rows(
-    batches: Iterable[list[str]], tokenizer: PreTrainedTokenizerBase, dtype: np.dtype
+    batches: Iterable[list[str]], tokenizer: PreTrainedTokenizerBase, dtype: np.dtype, separator: int
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """For batches of texts: the ids of some rows in one array, a separator after each, and how many rows had any."""
+    """For batches of texts: the ids of some rows in one array, the separator's after each, and how many rows had any; an empty row has none,
+    but for words, where it has the separator alone."""
     # a copy, in which "[SEP]" written in a text is plain text and cannot counterfeit a border
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.encode_special_tokens = True
     backend.no_truncation()
     backend.no_padding()
-    separator = [tokenizer.sep_token_id]
+    every_row = counts_every_row(tokenizer)
     begun = False  # whether the row that is read has ids in earlier portions
     for portion in _portions(batches):
         encodings = backend.encode_batch_fast([stretch for stretch, _ in portion], add_special_tokens=False)
@@ -155,9 +163,9 @@ def encode_rows(
             parts.append(ids)
             begun = begun or bool(ids)
             if ends_row:
-                if begun:
-                    parts.append(separator)
-                    rows += 1
+                if begun or every_row:
+                    parts.append([separator])
+                    rows += begun
                 begun = False
         yield np.fromiter(chain.from_iterable(parts), dtype=dtype), rows
 
@@ -188,19 +196,30 @@ def _stretches(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def pack(tokens: Iterable[np.ndarray], tokenizer: PreTrainedTokenizerBase, block_size: int) -> Iterator[np.ndarray]:
-    """Cuts a stream of ids into blocks [CLS] ids [SEP] of exactly `block_size`, yielded as arrays (blocks, block_size).
+def block_frame(tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> tuple[list[int], list[int], int]:
+    """The ids that begin a block, those that end it, and the one that ends a row."""
+    if special_tokens:
+        return [tokenizer.cls_token_id], [tokenizer.sep_token_id], tokenizer.sep_token_id
+    return [], [], tokenizer.eos_token_id
 
-    What does not fill the last block is dropped.
+
+def pack(
+    tokens: Iterable[np.ndarray], block_size: int, first: list[int] | None = None, last: list[int] | None = None
+) -> Iterator[np.ndarray]:
+    """Cuts a stream of ids into blocks of exactly `block_size`, yielded as arrays (blocks, block_size).
+
+    Each begins with the ids `first` and ends with `last`, [CLS] and [SEP] or none. What does not fill the last block is dropped.
     """
-    content = block_size - 2
+    first, last = first or [], last or []
+    start, stop = len(first), block_size - len(last)
+    content = stop - start
     rest = np.empty(0, dtype=np.int64)
     for ids in tokens:
         ids = np.concatenate([rest.astype(ids.dtype), ids])
         count = len(ids) // content
         blocks = np.empty((count, block_size), dtype=ids.dtype)  # (blocks, S)
-        blocks[:, 0], blocks[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
-        blocks[:, 1:-1] = ids[: count * content].reshape(count, content)
+        blocks[:, :start], blocks[:, stop:] = first, last
+        blocks[:, start:stop] = ids[: count * content].reshape(count, content)
         rest = ids[count * content :]
         if count:
             yield blocks

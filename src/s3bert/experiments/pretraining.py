@@ -1,12 +1,19 @@
-"""Masked-LM pretraining: the model that a corpus asks for, and what a finished run publishes of itself."""
+"""Pretraining by masked or causal language modelling: the model that a corpus asks for, its run, and what that publishes of itself."""
 
 import json
 import logging
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from accelerate.utils import set_seed
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -14,27 +21,188 @@ from transformers import (
 )
 from transformers.activations import ACT2FN
 
-import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
-from s3bert.arguments import close_match, find_recipe, override_config
+import s3bert  # noqa: F401  (registers its models with the auto classes)
+from s3bert.arguments import Arguments, close_match, find_recipe, override_config, save_arguments
 from s3bert.benchmark.results import machine
-from s3bert.data.corpus import Corpus
+from s3bert.data.arguments import CorpusArguments
+from s3bert.data.corpus import Corpus, prepare_corpus
 from s3bert.data.sources import parse_sources
+from s3bert.data.steps import PackedSteps, Steps, StreamedSteps
 from s3bert.data.streaming import StreamingCorpus
 from s3bert.files import as_markdown, reading, write_text
 from s3bert.models.configuration_checks import CheckedConfig
 from s3bert.models.sparse_baselines import SPARSE_BASELINES
 from s3bert.reports.losses import plot_losses
 from s3bert.reports.model_card import Metric, write_model_card
-from s3bert.tasks.mlm import ShortSequences
+from s3bert.reports.repository import push_folder
+from s3bert.tasks.clm import ClmEvaluation
+from s3bert.tasks.mlm import MlmEvaluation, ShortSequences
 from s3bert.training.arguments import TrainingConfig
-from s3bert.training.checkpoints import check_finite
-from s3bert.training.loop import TrainingResult
-from s3bert.training.settings import changes_in_words
+from s3bert.training.checkpoints import all_checkpoints, check_finite
+from s3bert.training.finetuning import weights_digest
+from s3bert.training.flops import training_flops
+from s3bert.training.loop import TrainingResult, train
+from s3bert.training.micro_batches import Batches
+from s3bert.training.processes import locked_for_run, process_state
+from s3bert.training.settings import changes_in_words, settings_of
+
+from .arguments import HubArguments, ModelArguments
 
 
 logger = logging.getLogger(__name__)
 
-_DISPLAYED = {"s3bert": "An S3BERT", "bert": "A BERT", "fnet": "An FNet", "ponet": "A PoNet"}
+_DISPLAYED = {
+    "s3bert": "An S3BERT",
+    "bert": "A BERT",
+    "fnet": "An FNet",
+    "ponet": "A PoNet",
+    "fmmformer": "An FMMformer",
+    "gpt2": "A GPT-2",
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a model is trained to predict.
+
+    Args:
+        name: for people. auto_class: makes a model of a configuration. special_tokens: whether blocks are [CLS] ids [SEP]. task: the Hub's
+            name. metrics: of an evaluation. noun: what such a model is. predicted: the tokens a loss is of. command: of `s3bert`. module: that
+            command's.
+    """
+
+    name: str
+    auto_class: type
+    special_tokens: bool
+    task: str
+    metrics: tuple[str, ...]
+    noun: str
+    predicted: str
+    command: str
+    module: str
+
+
+MASKED = Objective(
+    name="masked language modelling",
+    auto_class=AutoModelForMaskedLM,
+    special_tokens=True,
+    task="fill-mask",
+    metrics=("loss", "perplexity", "accuracy"),
+    noun="encoder",
+    predicted="masked tokens",
+    command="pretrain",
+    module="pretrain_mlm",
+)
+CAUSAL = Objective(
+    name="causal language modelling",
+    auto_class=AutoModelForCausalLM,
+    special_tokens=False,
+    task="text-generation",
+    metrics=("loss", "perplexity"),
+    noun="language model",
+    predicted="the tokens of blocks, each read alone, after its first,",
+    command="pretrain-clm",
+    module="pretrain_clm",
+)
+
+
+class PretrainingArguments(NamedTuple):
+    """What a command was told, by kind; `objective` holds what is the objective's own."""
+
+    model: ModelArguments
+    data: CorpusArguments
+    objective: Arguments
+    hub: HubArguments
+    training: TrainingConfig
+
+
+def pretrain(
+    objective: Objective,
+    arguments: PretrainingArguments,
+    batches_of: Callable[[Corpus, Steps], Batches],
+    evaluation_of: Callable[[Corpus], MlmEvaluation | ClmEvaluation],
+    next_steps: str,
+    words: list[str],
+) -> TrainingResult:
+    """Prepares the corpus, trains, and publishes; as the commands' docstrings say.
+
+    Args:
+        batches_of: the batches of a corpus, of the blocks that each step reads. evaluation_of: of its held-out blocks.
+        next_steps: what to print of a finished run, with its {folder} and the {length} of its sequences. words: of the command line.
+
+    Raises:
+        ValueError: an argument that cannot be; a corpus that was prepared for another objective.
+    """
+    with locked_for_run(Path(arguments.training.output_dir)):
+        return _pretrain(objective, arguments, batches_of, evaluation_of, next_steps, words)
+
+
+def _pretrain(
+    objective: Objective,
+    arguments: PretrainingArguments,
+    batches_of: Callable[[Corpus, Steps], Batches],
+    evaluation_of: Callable[[Corpus], MlmEvaluation | ClmEvaluation],
+    next_steps: str,
+    words: list[str],
+) -> TrainingResult:
+    data, training = arguments.data, arguments.training
+    folder, processes = Path(training.output_dir), process_state()
+    with processes.local_main_process_first():
+        corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
+    _check_frame(corpus, objective)
+    set_seed(training.seed)
+    model = build_model(objective, corpus.tokenizer, corpus.block_size, **vars(arguments.model))
+    steps: Steps
+    if isinstance(corpus, StreamingCorpus):
+        if training.max_train_steps is None:
+            raise ValueError("A streamed corpus has no known length: give --max_train_steps.")
+        order = (training.sequences_per_step, training.seed, training.max_train_steps)
+        steps = StreamedSteps(corpus, "train", *order)
+    else:
+        steps = PackedSteps(corpus.split("train"), training.sequences_per_step, training.seed)
+    batches, held_out = batches_of(corpus, steps), evaluation_of(corpus)
+    start = arguments.model.model_name_or_path
+    settings = settings_of(arguments.model, data, arguments.objective) | {
+        "corpus": corpus.fingerprint,
+        "per_device_eval_batch_size": training.per_device_eval_batch_size,  # of which held-out masks are drawn
+        "weights": weights_digest(start, model.config) if start else None,
+    }
+    file = folder / "arguments.yaml"
+    if processes.is_main_process and not all_checkpoints(folder):  # it tells of those, until they have proved to fit
+        save_arguments(file, *arguments)
+
+    flops = 0.0
+    if processes.is_main_process:  # at a block's length, before several processes share the model
+        size = training.per_device_train_batch_size
+        sample = {name: held_out.batches[0][name][:size] for name in ("input_ids", "labels")}
+        flops = training_flops(model, sample) / sample["input_ids"].numel()
+    result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer, settings=settings)
+    if processes.is_main_process:
+        save_arguments(file, *arguments)
+        launcher = ["s3bert", objective.command]
+        if processes.num_processes > 1:
+            launcher = ["accelerate", "launch", "-m", f"s3bert.commands.{objective.module}"]
+        publish(
+            objective, result, model, corpus, training, flops, str(processes.device), shlex.join([*launcher, *words])
+        )
+        if arguments.hub.push_to_hub:
+            push_folder(folder, arguments.hub.hub_model_id)
+        print(next_steps.format(folder=folder, length=min(128, corpus.block_size)))
+    processes.wait_for_everyone()
+    return result
+
+
+def _check_frame(corpus: Corpus, objective: Objective) -> None:
+    """
+    Raises:
+        ValueError: the corpus's blocks are not the objective's.
+    """
+    if corpus.special_tokens != objective.special_tokens:
+        blocks = "begin with [CLS] and end with [SEP]" if corpus.special_tokens else "have no [CLS] and [SEP]"
+        raise ValueError(
+            f"The blocks of {corpus.folder} {blocks}, which {objective.name} does not read: prepare the corpus with "
+            f"--add_special_tokens {str(objective.special_tokens).lower()}, in another folder."
+        )
 
 
 def _file_or_name(config_name: str) -> Path | str:
@@ -46,6 +214,7 @@ def _file_or_name(config_name: str) -> Path | str:
 
 
 def build_model(
+    objective: Objective,
     tokenizer: PreTrainedTokenizerBase,
     block_size: int,
     model_name_or_path: str | None = None,
@@ -87,23 +256,23 @@ def build_model(
 
     vocab_size = len(tokenizer)
     if model_name_or_path is None:
-        for name in ("cls_token_id", "sep_token_id"):  # PoNet's segments, for one, lie between them
-            if hasattr(config, name):
-                setattr(config, name, getattr(tokenizer, name))
+        _take_token_ids(config, tokenizer, objective)
         if config.vocab_size != vocab_size:
             logger.info("The model gets the tokenizer's vocabulary: %d entries, not %d.", vocab_size, config.vocab_size)
             config.vocab_size = vocab_size
-        if block_size > config.max_position_embeddings:
+        if block_size > _longest_input(config):
             raise ValueError(
-                f"The corpus has blocks of {block_size} tokens, the model takes up to {config.max_position_embeddings}: "
+                f"The corpus has blocks of {block_size} tokens, the model takes up to {_longest_input(config)}: "
                 f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
                 "--max_seq_length."
             )
         _check_values(config)
-        if config.model_type in SPARSE_BASELINES:
+        if objective is MASKED and config.model_type in SPARSE_BASELINES:
             return SPARSE_BASELINES[config.model_type](config)
-        return AutoModelForMaskedLM.from_config(config, **remote)
-    auto_class = SPARSE_BASELINES.get(config.model_type, AutoModelForMaskedLM)
+        return objective.auto_class.from_config(config, **remote)
+    auto_class = objective.auto_class
+    if objective is MASKED:
+        auto_class = SPARSE_BASELINES.get(config.model_type, auto_class)
     with reading(f"The checkpoint {model_name_or_path}"):
         model = auto_class.from_pretrained(model_name_or_path, config=config, dtype="float32", **remote)
     check_finite(model, model_name_or_path)
@@ -112,13 +281,32 @@ def build_model(
             f"The corpus's tokenizer has {vocab_size} entries, {model_name_or_path} knows {config.vocab_size}: "
             f"prepare the corpus with --tokenizer_name {model_name_or_path}."
         )
-    if block_size > config.max_position_embeddings:
+    if block_size > _longest_input(config):
         raise ValueError(
             f"The corpus has blocks of {block_size} tokens, {model_name_or_path} takes up to "
-            f"{config.max_position_embeddings}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
+            f"{_longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
             "prepare the corpus with a shorter --max_seq_length."
         )
     return model
+
+
+def _take_token_ids(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, objective: Objective) -> None:
+    """The special tokens of a new model are its tokenizer's."""
+    names = ["cls_token_id", "sep_token_id"]  # PoNet's segments, for one, lie between them
+    if objective is CAUSAL:
+        names = ["eos_token_id"]
+        config.bos_token_id = tokenizer.eos_token_id  # a text begins where another ends
+        padded = tokenizer.pad_token_id != tokenizer.eos_token_id  # else the end would have no embedding
+        config.pad_token_id = tokenizer.pad_token_id if padded else None
+    for name in names:
+        if hasattr(config, name):
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def _longest_input(config: PreTrainedConfig) -> float:
+    """In tokens; sinusoidal positions do not end."""
+    endless = getattr(config, "position_embeddings", None) == "sinusoidal"
+    return math.inf if endless else getattr(config, "max_position_embeddings", math.inf)
 
 
 def _check_values(config: PreTrainedConfig) -> None:
@@ -156,6 +344,7 @@ def corpus_name(corpus: Corpus | StreamingCorpus) -> str:
 
 
 def publish(
+    objective: Objective,
     result: TrainingResult,
     model: PreTrainedModel,
     corpus: Corpus,
@@ -189,8 +378,8 @@ def publish(
     results["train_tokens_per_second"] = round(results["train_tokens"] / max(result.seconds, 1e-9), 1)
     plot_losses(folder / "losses.png", {model.config.model_type: result.history}, unigram, title=folder.name)
     metrics = [
-        Metric("fill-mask", "validation", name, result.metrics[name], corpus_name(corpus))
-        for name in ("loss", "perplexity", "accuracy")
+        Metric(objective.task, "validation", name, result.metrics[name], corpus_name(corpus))
+        for name in objective.metrics
         if name in result.metrics
     ]
     facts = {
@@ -206,8 +395,8 @@ def publish(
         **results["machine"],
     }
     summary = (
-        f"{_DISPLAYED.get(model.config.model_type, f'A {model.config.model_type}')} encoder of {parameters:,} parameters, pretrained by masked language modelling on "
-        f"{as_markdown(corpus_name(corpus))}. Losses are in nats, over masked tokens of held-out text."
+        f"{_DISPLAYED.get(model.config.model_type, f'A {model.config.model_type}')} {objective.noun} of {parameters:,} parameters, pretrained by "
+        f"{objective.name} on {as_markdown(corpus_name(corpus))}. Losses are in nats, over {objective.predicted} of held-out text."
     )
     write_model_card(
         folder / "README.md",

@@ -33,6 +33,10 @@ _LOAD = {
 
 fill = pipeline("fill-mask", model={folder}, trust_remote_code=True)
 print(fill(f"paris is the capital of {{fill.tokenizer.mask_token}}."))""",
+    "text-generation": """from transformers import pipeline
+
+generate = pipeline("text-generation", model={folder}, trust_remote_code=True)
+print(generate("the history of", max_new_tokens=40))""",
     "text-classification": """from transformers import pipeline
 
 classify = pipeline("text-classification", model={folder}, trust_remote_code=True)
@@ -43,7 +47,7 @@ print(classify("a sentence to classify"))""",
 _TAGS = {"s3bert": ["s3bert", "s3attention"]}  # the model type by default
 
 
-_OWN_CODE = ("s3bert", "ponet")
+_OWN_CODE = ("s3bert", "ponet", "fmmformer")
 
 
 _USE_OF_OWN_CODE = (

@@ -5,7 +5,6 @@ dynamic, and drawn for the global batch of a step from (seed, step): the same fo
 """
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from s3bert.data.blocks import Blocks
-from s3bert.data.streaming import StreamingCorpus
+from s3bert.data.steps import Steps
 
 from .evaluation import shard_batches
 
@@ -109,95 +108,28 @@ class ShortSequences:
         return tokens.reshape(-1, self.length) if step < self.steps else tokens
 
 
-class _MaskedBatches(ABC):
-    """The global batches of a run, `[step]` a pure function of (seed, step), of which a process may make its own rows alone.
+class MlmBatches:
+    """The masked batches of a run, `[step]` a pure function of (seed, step), of which a process may make its own rows alone.
 
     Args:
-        masking: how to mask. batch_size: blocks of a global batch. seed: order and masks. short: cuts the blocks of the first steps.
+        steps: the blocks of each step; their seed is that of the masks too. masking: how to mask. short: cuts the blocks of the first steps.
     """
 
-    def __init__(self, masking: Masking, batch_size: int, seed: int, short: ShortSequences | None):
-        self.masking, self.batch_size, self.seed, self.short = masking, batch_size, seed, short
+    def __init__(self, steps: Steps, masking: Masking, short: ShortSequences | None = None):
+        self.steps, self.masking, self.short = steps, masking, short
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Optimiser steps of an epoch."""
-
-    @abstractmethod
-    def _blocks_of(self, step: int) -> np.ndarray:
-        """The blocks of a step, (batch_size, block_size)."""
+        return len(self.steps)
 
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         return self.share(step, lambda rows: rows)[0]
 
     def share(self, step: int, own: Callable[[np.ndarray], np.ndarray]) -> tuple[dict[str, torch.Tensor], int, int]:
         """`[step]` of the rows that `own` takes alone, and how many tokens of all are predicted, and there."""
-        tokens = self._blocks_of(step)
+        tokens = self.steps[step]
         tokens = self.short(tokens, step) if self.short else tokens
-        batch, predicted = self.masking.share(tokens, np.random.default_rng([self.seed, step]), own)
+        batch, predicted = self.masking.share(tokens, np.random.default_rng([self.steps.seed, step]), own)
         return batch, max(1, predicted), tokens.size
-
-
-class MlmBatches(_MaskedBatches):
-    """Of a prepared corpus; epochs follow one another without a gap.
-
-    Args:
-        blocks: a corpus split.
-    """
-
-    def __init__(
-        self, blocks: Blocks, masking: Masking, batch_size: int, seed: int, short: ShortSequences | None = None
-    ):
-        super().__init__(masking, batch_size, seed, short)
-        self.blocks = blocks
-        self._orders: dict[int, np.ndarray] = {}
-
-    def __len__(self) -> int:
-        return max(1, -(-len(self.blocks) // self.batch_size))
-
-    def _blocks_of(self, step: int) -> np.ndarray:
-        first = step * self.batch_size
-        return np.stack([self.blocks[self._block(i)] for i in range(first, first + self.batch_size)])
-
-    def _block(self, position: int) -> int:
-        """Which block comes at a position of the endless sequence of reshuffled epochs."""
-        epoch, place = divmod(position, len(self.blocks))
-        if epoch not in self._orders:
-            self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
-            self._orders[epoch] = self.blocks.draw(self.seed, epoch)
-        return int(self._orders[epoch][place])
-
-
-class StreamedMlmBatches(_MaskedBatches):
-    """Of a corpus that is streamed: batches come in order, and going back or ahead means reading again.
-
-    Args:
-        corpus, split: what to stream. steps_per_epoch: what to call an epoch, as a stream has no known length.
-    """
-
-    def __init__(
-        self,
-        corpus: StreamingCorpus,
-        split: str,
-        masking: Masking,
-        batch_size: int,
-        seed: int,
-        steps_per_epoch: int,
-        short: ShortSequences | None = None,
-    ):
-        super().__init__(masking, batch_size, seed, short)
-        self.corpus, self.split, self.steps_per_epoch = corpus, split, steps_per_epoch
-        self._next_step, self._stream = None, None
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch
-
-    def _blocks_of(self, step: int) -> np.ndarray:
-        if step != self._next_step:
-            self._stream = self.corpus.blocks(self.split, seed=self.seed, skip=step * self.batch_size)
-        blocks = np.stack([next(self._stream) for _ in range(self.batch_size)])
-        self._next_step = step + 1
-        return blocks
 
 
 class MlmEvaluation:
