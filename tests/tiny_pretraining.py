@@ -8,6 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import BertTokenizer, set_seed
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert.data.steps import PackedSteps
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.loop import train
@@ -51,7 +52,8 @@ def pretrain(
     model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
     masking = Masking.for_tokenizer(tokenizer())
     short = ShortSequences(LENGTH // 2, config.schedule_steps(config.max_train_steps) // 2, LENGTH)
-    batches = MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, config.seed, short)
+    steps = PackedSteps(MadeUpBlocks(), config.sequences_per_step, config.seed)
+    batches = MlmBatches(steps, masking, short)
     if slowness:
         register_optimizer_step_pre_hook(lambda *_: time.sleep(slowness))
     held_out = MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10)

@@ -360,9 +360,9 @@ def _our_option(
     parser.error(f"{unknown}.{close_match(name, names | {'config'})}")
 
 
-def named_settings(text: str) -> tuple[str, dict[str, Any]]:
+def named_settings(text: str, nullable: bool = False) -> tuple[str, dict[str, Any]]:
     """`NAME:setting=value,...` to the name and its settings, values read as YAML: "fmm:bandwidth=5,kernels=[elu,tanh]"; 1e-5,
-    which YAML takes for a word, is a number.
+    which YAML takes for a word, is a number. `nullable`: a value may be `null`.
 
     Raises:
         ValueError: what stands after the colon are no settings.
@@ -372,7 +372,9 @@ def named_settings(text: str) -> tuple[str, dict[str, Any]]:
         entries = _read_yaml("{" + settings.replace("=", ": ") + "}")
     except ValueError:
         entries = None
-    if not isinstance(entries, dict) or None in entries.values():
+    if not isinstance(entries, dict) or any(
+        value is None and not (nullable and f"{key}=null" in settings) for key, value in entries.items()
+    ):
         raise ValueError(f"{text!r}: settings are name=value, with commas between them.")
     return name, {key: _number(value) if isinstance(value, str) else value for key, value in entries.items()}
 
@@ -387,7 +389,7 @@ def override_config(config: Any, text: str) -> None:
     Raises:
         ValueError: it has no such field, or one that is no setting; the value is of another type.
     """
-    for name, value in named_settings(f"{config.model_type}:{text}")[1].items():
+    for name, value in named_settings(f"{config.model_type}:{text}", nullable=True)[1].items():
         if name in _NO_SETTINGS:
             raise ValueError(
                 f"{name} = {value!r}: this is no setting of a model. --model_type, --config_name or --model_name_or_path choose "
@@ -399,7 +401,7 @@ def override_config(config: Any, text: str) -> None:
         before = getattr(config, name)
         if isinstance(before, float) and type(value) is int:
             value = float(value)
-        if before is not None and type(value) is not type(before):
+        if None not in (before, value) and type(value) is not type(before):
             raise ValueError(f"{name} = {value!r}: give a value of type {type(before).__name__}, as {before!r} is.")
         setattr(config, name, value)
 

@@ -14,13 +14,14 @@ from accelerate.commands.config.config_args import load_config_from_file
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from s3bert.arguments import parse_arguments
 from s3bert.commands import (
     _module,
     errors_in_a_line,
     prepare_corpus,
+    pretrain_clm,
     pretrain_mlm,
     push_to_hub,
     reproduce_table3,
@@ -30,7 +31,7 @@ from s3bert.commands import (
     run_lra,
 )
 from s3bert.data.corpus import Corpus
-from s3bert.experiments.pretraining import build_model
+from s3bert.experiments.pretraining import MASKED, build_model
 from s3bert.reports.repository import adopt_card
 from s3bert.training.checkpoints import all_checkpoints
 
@@ -179,7 +180,7 @@ def test_a_recipes_model_is_found_from_anywhere(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = Corpus.open(corpus).tokenizer
     for name in ("configs/model/s3bert-tiny.json", "model/s3bert-tiny"):
-        assert build_model(tokenizer, 32, config_name=name).config.model_type == "s3bert"
+        assert build_model(MASKED, tokenizer, 32, config_name=name).config.model_type == "s3bert"
 
 
 def test_pretraining_goes_on_from_a_finished_model_and_says_what_to_do_next(corpus, pretrained, tmp_path, capsys):
@@ -359,7 +360,9 @@ def test_a_tokenizer_larger_than_the_checkpoints_vocabulary_is_refused(pretraine
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.json")), ids=lambda file: file.stem)
 def test_every_published_model_configuration_builds(file):
     with torch.device("meta"):
-        model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(file))
+        config = AutoConfig.from_pretrained(file)
+        auto_class = AutoModelForCausalLM if config.model_type == "fmmformer" else AutoModelForMaskedLM
+        model = auto_class.from_config(config)
     assert model.num_parameters() > 10_000
 
 
@@ -393,12 +396,12 @@ def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monk
         classes = (run_glue.ModelArguments, run_glue.GlueArguments, run_glue.GridConfig)
         words = ["--model_name_or_path", "x", "--task_name", "cola"]
     else:
-        classes = (
-            pretrain_mlm.ModelArguments,
-            pretrain_mlm.CorpusArguments,
-            pretrain_mlm.MlmArguments,
-            pretrain_mlm.TrainingConfig,
+        module, own = (
+            (pretrain_clm, ["CausalCorpusArguments", "ClmArguments"])
+            if file.parent.name == "clm"
+            else (pretrain_mlm, ["CorpusArguments", "MlmArguments"])
         )
+        classes = [getattr(module, name) for name in ("ModelArguments", *own, "HubArguments", "TrainingConfig")]
         words = []
     parsed = parse_arguments(classes, ["--config", str(file), *words, "--output_dir", str(tmp_path)])
     values = {name: value for instance in parsed for name, value in vars(instance).items()}

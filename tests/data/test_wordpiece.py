@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import AutoTokenizer
 
 from s3bert.data import wordpiece
 from s3bert.data.synthetic import synthetic_corpus
@@ -72,7 +72,7 @@ def test_a_text_encoded_in_stretches_has_the_ids_of_the_whole(rows, limits, monk
     tokenizer = train_wordpiece(["one two three four five \u6c34 \u706b"] * 9, 200)
     monkeypatch.setattr(wordpiece, "STRETCH_CHARACTERS", limits[0])
     monkeypatch.setattr(wordpiece, "CALL_CHARACTERS", limits[1])
-    arrays, counts = zip(*encode_rows([rows], tokenizer, np.dtype("<u2")), strict=True)
+    arrays, counts = zip(*encode_rows([rows], tokenizer, np.dtype("<u2"), tokenizer.sep_token_id), strict=True)
     encoded = [tokenizer(row, add_special_tokens=False).input_ids for row in rows]
     assert np.concatenate(arrays).tolist() == [i for ids in encoded if ids for i in [*ids, tokenizer.sep_token_id]]
     assert sum(counts) == sum(map(bool, encoded))
@@ -97,12 +97,15 @@ def test_a_word_that_is_never_looked_up_takes_no_time_and_no_pieces():
     assert with_it(endless, add_special_tokens=False).input_ids == [with_it.unk_token_id]
 
 
-@given(st.lists(st.lists(st.integers(5, 99), max_size=40), max_size=8), st.integers(8, 20))
-def test_packing_loses_only_what_does_not_fill_the_last_block(arrays, block_size):
-    tokenizer = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4})
-    blocks = list(pack((np.array(ids, dtype="<u2") for ids in arrays), tokenizer, block_size))
+@given(st.lists(st.lists(st.integers(5, 99), max_size=40), max_size=8), st.integers(8, 20), st.booleans())
+def test_packing_loses_only_what_does_not_fill_the_last_block(arrays, block_size, framed):
+    frame = ([2], [3]) if framed else ()
+    blocks = list(pack((np.array(ids, dtype="<u2") for ids in arrays), block_size, *frame))
     flat = [token for ids in arrays for token in ids]
-    packed = [token for group in blocks for block in group for token in block[1:-1].tolist()]
+    inner = slice(1, -1) if framed else slice(None)
+    packed = [token for group in blocks for block in group for token in block[inner].tolist()]
     assert packed == flat[: len(packed)]
-    assert len(flat) - len(packed) < block_size - 2
-    assert all((group[:, 0] == 2).all() and (group[:, -1] == 3).all() for group in blocks)
+    assert len(flat) - len(packed) < block_size - 2 * framed
+    assert all(group.shape[1] == block_size for group in blocks)
+    if framed:
+        assert all((group[:, 0] == 2).all() and (group[:, -1] == 3).all() for group in blocks)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertTokenizer
 
 from s3bert import S3BertConfig, S3BertForMaskedLM
+from s3bert.data.steps import PackedSteps
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
 from s3bert.training.micro_batches import MicroBatches
 
@@ -65,23 +66,23 @@ def test_every_sequence_has_something_to_predict(sequences, length, probability,
 
 def test_batches_are_a_function_of_seed_and_step_and_epochs_visit_every_block_once():
     blocks, masking = NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER)
-    batches = MlmBatches(blocks, masking, batch_size=7, seed=3)
+    batches = MlmBatches(PackedSteps(blocks, batch_size=7, seed=3), masking)
     assert len(batches) == 5
     forward = [batches[step] for step in range(9)]
-    again = MlmBatches(blocks, masking, batch_size=7, seed=3)
+    again = MlmBatches(PackedSteps(blocks, batch_size=7, seed=3), masking)
     for step in (8, 2, 0, 5):
         assert torch.equal(again[step]["input_ids"], forward[step]["input_ids"]), "in any order, from a fresh start"
     visited = torch.cat([originals(batch)[:, 1] - 5 for batch in forward])
     assert sorted(visited[:30].tolist()) == sorted(visited[30:60].tolist()) == list(range(30))
     assert not torch.equal(visited[:30], visited[30:60]), "reshuffled"
-    other = MlmBatches(blocks, masking, batch_size=7, seed=4)
+    other = MlmBatches(PackedSteps(blocks, batch_size=7, seed=4), masking)
     assert not torch.equal(other[0]["labels"], forward[0]["labels"])
 
 
 def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
     blocks, masking = NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER)
-    short = MlmBatches(blocks, masking, 7, 3, ShortSequences(length=4, steps=2, block_size=12))
-    whole = MlmBatches(blocks, masking, 7, 3)
+    short = MlmBatches(PackedSteps(blocks, 7, 3), masking, ShortSequences(length=4, steps=2, block_size=12))
+    whole = MlmBatches(PackedSteps(blocks, 7, 3), masking)
     for step, shape in enumerate([(21, 4), (21, 4), (7, 12)]):
         assert short[step]["input_ids"].shape == shape
         assert torch.equal(originals(short[step]).flatten(), originals(whole[step]).flatten())
@@ -96,7 +97,7 @@ def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
 def test_a_process_masks_its_own_rows_alone_and_they_are_those_of_the_global_batch(
     short, processes, count, monkeypatch
 ):
-    batches = MlmBatches(NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER), 8, 3, short)
+    batches = MlmBatches(PackedSteps(NumberedBlocks(30), 8, 3), Masking.for_tokenizer(TOKENIZER), short)
     whole, made = batches[0], []
     where = np.where
     monkeypatch.setattr(np, "where", lambda *arguments: made.append(where(*arguments).size) or where(*arguments))

@@ -40,6 +40,7 @@ from s3bert import (
     S3BertForSequenceClassification,
     S3BertForTokenClassification,
 )
+from s3bert.data.steps import PackedSteps
 from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
 from s3bert.training import execution, loop
 from s3bert.training.arguments import TrainingConfig
@@ -408,7 +409,7 @@ def _one_of_several(rank: int, count: int, port: int, output_dir: str, model_set
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), ACCELERATE_USE_CPU="true")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if rank > 0:
-        loop.training_flops = loop.peak_flops = None  # the first process counts and measures for all
+        loop.mfu_per_speed = None  # the first process counts and measures for all
     pretrain(Path(output_dir), model_settings, **settings)
 
 
@@ -579,7 +580,9 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
     model = S3BertForMaskedLM(S3BertConfig(**SIZES))
     masking = Masking.for_tokenizer(tokenizer())
     held_out = MlmEvaluation(MadeUpBlocks(), masking, 8, max_blocks=10)
-    result = train(model, MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, 0), config, held_out)
+    result = train(
+        model, MlmBatches(PackedSteps(MadeUpBlocks(), config.sequences_per_step, 0), masking), config, held_out
+    )
     losses = [record["eval_loss"] for record in result.history if "eval_loss" in record]
     assert len(losses) == 4
     assert result.metrics["loss"] == losses[0] == max(losses) > min(losses)
@@ -593,7 +596,7 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
     with pytest.raises(
         ValueError, match=r"checkpoint-3, its best evaluation's, is damaged .model\.safetensors does not match"
     ):
-        train(model, MlmBatches(MadeUpBlocks(), masking, config.sequences_per_step, 0), again, held_out)
+        train(model, MlmBatches(PackedSteps(MadeUpBlocks(), config.sequences_per_step, 0), masking), again, held_out)
     assert (tmp_path / "model.safetensors").read_bytes() == published, "nothing damaged is published"
 
 
@@ -703,7 +706,11 @@ def test_the_loop_reads_nothing_from_the_device_between_two_log_records(tmp_path
             per_device_train_batch_size=2, gradient_accumulation_steps=2,
         )  # fmt: skip
         with CountReads() as counter:
-            train(small_bert(), MlmBatches(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), 4, seed=7), config)
+            train(
+                small_bert(),
+                MlmBatches(PackedSteps(MadeUpBlocks(), 4, seed=7), Masking.for_tokenizer(tokenizer())),
+                config,
+            )
         reads.append(counter.reads)
     assert reads[0] > 0, "the log record itself is read"
     assert reads[0] == reads[1]
@@ -732,7 +739,7 @@ class WatchedBatches(MlmBatches):
     """Batches that say which of them were asked for, and fail at one step."""
 
     def __init__(self, failing_step: int | None = None):
-        super().__init__(MadeUpBlocks(), Masking.for_tokenizer(tokenizer()), batch_size=2, seed=7)
+        super().__init__(PackedSteps(MadeUpBlocks(), batch_size=2, seed=7), Masking.for_tokenizer(tokenizer()))
         self.failing_step, self.asked = failing_step, [threading.Event() for _ in range(10)]
 
     def share(self, step: int, own: Callable) -> tuple[dict[str, torch.Tensor], int, int]:

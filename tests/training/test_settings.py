@@ -32,9 +32,12 @@ FREE = {
     "gradient_accumulation_steps global_batch_size max_train_steps num_train_epochs logging_steps eval_steps save_steps "
     "save_minutes save_total_limit resume_from_checkpoint allow_changed dataloader_num_workers ddp_find_unused_parameters report_to",
     "data.arguments.CorpusArguments": "dataset_name dataset_config_name train_file validation_file validation_split_percentage "
-    "tokenizer_name vocab_size max_seq_length max_train_samples max_eval_samples preprocessing_num_workers overwrite_cache",
-    "commands.pretrain_mlm.ModelArguments": "model_name_or_path config_name model_type config_overrides",
-    "commands.pretrain_mlm.MlmArguments": "push_to_hub hub_model_id",
+    "tokenizer_name vocab_size vocabulary max_seq_length add_special_tokens max_train_samples max_eval_samples "
+    "preprocessing_num_workers overwrite_cache",
+    "experiments.arguments.ModelArguments": "model_name_or_path config_name model_type config_overrides",
+    "experiments.arguments.HubArguments": "push_to_hub hub_model_id",
+    "commands.pretrain_mlm.MlmArguments": "",
+    "commands.pretrain_clm.ClmArguments": "",
     "commands.run_glue.ModelArguments": "model_name_or_path",
     "commands.run_glue.GlueArguments": "task_name dataset_name max_train_samples max_eval_samples push_to_hub hub_model_id",
     "commands.run_lra.LraArguments": "data_dir mixer max_seq_length image_size max_train_samples max_eval_samples ablate vary values",
@@ -44,6 +47,7 @@ FREE = {
     "allow_changed",
     "experiments.budget.Budget": "output_dir models jobs pack max_pack_megabytes",
 }
+FREE["data.arguments.CausalCorpusArguments"] = FREE["data.arguments.CorpusArguments"]
 FREE["training.arguments.GridConfig"] = FREE["training.arguments.TrainingConfig"]
 
 

@@ -171,11 +171,12 @@ def _pretrain(
     if processes.is_main_process and not all_checkpoints(folder):  # it tells of those, until they have proved to fit
         save_arguments(file, *arguments)
 
-    flops = 0.0
+    flops = None
     if processes.is_main_process:  # at a block's length, before several processes share the model
         size = training.per_device_train_batch_size
         sample = {name: held_out.batches[0][name][:size] for name in ("input_ids", "labels")}
-        flops = training_flops(model, sample) / sample["input_ids"].numel()
+        flops = training_flops(model, sample)
+        flops = flops and round(flops / sample["input_ids"].numel())
     result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer, settings=settings)
     if processes.is_main_process:
         save_arguments(file, *arguments)
@@ -349,14 +350,14 @@ def publish(
     model: PreTrainedModel,
     corpus: Corpus,
     training: TrainingConfig,
-    flops: float,
+    flops: int | None,
     device: str,
     command: str,
 ) -> None:
     """Writes what the run measured: `all_results.json`, the loss curve, and the model card.
 
     Args:
-        flops: of training on a token, as `measure.training_flops` counts. device: what trained, "cuda:0".
+        flops: of training on a token, as `training_flops` counts; None where it cannot. device: what trained, "cuda:0".
     """
     folder = Path(training.output_dir)
     parameters = model.num_parameters()
@@ -371,7 +372,7 @@ def publish(
         "corpus": corpus_name(corpus),
         "unigram_entropy": unigram,
         "parameters": parameters,
-        "train_flops_per_token": round(flops),
+        "train_flops_per_token": flops,
         "machine": machine(device),
         "changes": result.changes,
     }

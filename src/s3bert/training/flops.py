@@ -1,18 +1,21 @@
 """Arithmetic: the FLOPs of a training step, and what a device could do."""
 
 import inspect
+import logging
 import re
 import time
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+
+logger = logging.getLogger(__name__)
 
 # Dense bf16 tensor-core peaks of NVIDIA's data sheets, FLOP/s, by words of the device's name; the first that fits counts.
 _BF16_PEAKS = {
@@ -41,14 +44,15 @@ class _Affirm(TorchDispatchMode):
         return True if asked else operator(*args, **(kwargs or {}))
 
 
-def training_flops(model: nn.Module, batch: dict[str, torch.Tensor]) -> float:
+def training_flops(model: nn.Module, batch: dict[str, torch.Tensor]) -> float | None:
     """FLOPs of one training step on `batch`: three times the forward's (backward costs two), counted by operator.
 
     Matrix products, convolutions and attention kernels count, two FLOPs a multiply-add; FFTs and element-wise work do
     not. It is the arithmetic of the form that runs at this batch's shape: a form that needs less for the same outputs is
     faster at a lower MFU, so compare models by tokens per second. What activation checkpointing computes again does not
     count. Nothing is computed and the model stays as it is: its forward runs on fake tensors. To what a forward asks of their
-    values the answer is yes: padding, where there is a mask, is on one side, and a series has no gaps.
+    values the answer is yes: padding, where there is a mask, is on one side, and a series has no gaps. None where the number of operations
+    depends on values, as an adaptive softmax's does.
     """
     inputs: dict[str, Any] = dict(batch)
     if "labels" in batch and takes_max_predictions(model):
@@ -57,9 +61,25 @@ def training_flops(model: nn.Module, batch: dict[str, torch.Tensor]) -> float:
     model.train()
     with FakeTensorMode() as mode, _Affirm(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         fakes, fake_inputs = (tree_map_only(torch.Tensor, mode.from_tensor, tensors) for tensors in (state, inputs))
-        functional_call(model, fakes, kwargs=fake_inputs)
-    model.train(training)
+        try:
+            functional_call(model, fakes, kwargs=fake_inputs)
+        except DynamicOutputShapeException:
+            return None
+        finally:
+            model.train(training)
     return 3.0 * counter.get_total_flops()
+
+
+def mfu_per_speed(model: nn.Module, batch: dict[str, torch.Tensor], tokens: int) -> float | None:
+    """The share of its device's peak that a model needs for one token a second in training, all `tokens` of a batch counted: its shape
+    decides what a model computes, and arithmetic on padding is nobody's token. None where `training_flops` cannot count."""
+    flops = training_flops(model, batch)
+    if flops is None:
+        logger.info("How much this model computes depends on its input: there is no MFU.")
+        return None
+    peak, source = peak_flops(next(model.parameters()).device)
+    logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
+    return flops / tokens / peak
 
 
 def takes_max_predictions(model: nn.Module) -> bool:

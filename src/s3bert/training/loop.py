@@ -50,7 +50,7 @@ from .execution import (
     shard,
     use_tensor_cores,
 )
-from .flops import peak_flops, training_flops
+from .flops import mfu_per_speed
 from .log import RunLog
 from .memory import keep_freed_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
@@ -167,7 +167,7 @@ class _Run:
             advise_bf16()
         states = self._load(model, self.checkpoint) if self.checkpoint else None
 
-        self.flops = self._flops_per_token(model)
+        self.mfu_per_speed = self._mfu_per_speed(model)
         if config.activation_checkpointing:
             # transformers 5.17 knows only the older name.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
@@ -384,12 +384,14 @@ class _Run:
         }
         if self.config.max_grad_norm:
             record["grad_norm"] = float(self.grad_norm)
-        flops, peak = self.flops
-        record["mfu"] = round(flops * speed / peak, 4)
+        shown = {"loss": f"{record['loss']:.4f}", "tokens/s": f"{speed:,.0f}"}
+        if self.mfu_per_speed is not None:
+            record["mfu"] = round(self.mfu_per_speed * speed, 4)
+            shown["mfu"] = f"{record['mfu']:.1%}"
         self._write(record)
         progress.window_loss = progress.window_seconds = 0.0
         progress.window_steps = progress.window_tokens = 0
-        return {"loss": f"{record['loss']:.4f}", "tokens/s": f"{speed:,.0f}", "mfu": f"{record['mfu']:.1%}"}
+        return shown
 
     def _evaluate(self) -> bool:
         """Runs and logs an evaluation; returns whether patience has run out."""
@@ -422,23 +424,17 @@ class _Run:
         values = {name: value for name, value in record.items() if name != "step"}
         self.accelerator.log(values, step=record["step"])
 
-    def _flops_per_token(self, model: nn.Module) -> tuple[float, float]:
-        """FLOPs of training on a token, and the peak of all processes' devices together.
-
-        Counted on a whole micro-batch, as its shape decides what a model computes; arithmetic on padding is nobody's token.
-        """
-        found = [0.0, 0.0]
+    def _mfu_per_speed(self, model: nn.Module) -> float | None:
+        """The MFU of all processes' devices together at one token a second, counted on a whole micro-batch; None where it cannot be."""
+        found: list[float | None] = [None]
         model.to(self.accelerator.device)
         if self.main:  # the others are told
             rows = self.config.per_device_train_batch_size
             batch = {name: tensor[:rows] for name, tensor in self.batches[0].items()}
             with self.accelerator.autocast():
-                flops = training_flops(model, send_to_device(batch, self.accelerator.device))
-            peak, source = peak_flops(self.accelerator.device)
-            logger.info("MFU is measured against %.3g FLOP/s a device: %s.", peak, source)
-            found = [flops / positions(batch), peak * self.accelerator.num_processes]
-        flops_per_token, peak_of_all = broadcast_object_list(found)
-        return flops_per_token, peak_of_all
+                share = mfu_per_speed(model, send_to_device(batch, self.accelerator.device), positions(batch))
+            found = [share and share / self.accelerator.num_processes]
+        return broadcast_object_list(found)[0]
 
     def _checkpoint_to_resume(self) -> Path | None:
         config, checkpoint = self.config, None
