@@ -1,8 +1,23 @@
 """Which model to pretrain, and where it goes: arguments of commands, which import no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from s3bert.arguments import Arguments, option
+
+
+# Rows of FMMformer's Table 2: the kernels, and whether there is a band; None for softmax attention.
+ATTENTIONS: Mapping[str, tuple[list[str], bool] | None] = {
+    "softmax": None,
+    "linear": (["elu"], False),
+    "fast-weight": (["delta_elu"], False),
+    "fast-weight+linear": (["delta_elu", "elu"], False),
+    "band": ([], True),
+    "linear+band": (["elu"], True),
+    "fast-weight+band": (["delta_elu"], True),
+    "2-linear+band": (["elu", "elu_flip"], True),
+    "fast-weight+linear+band": (["delta_elu", "elu"], True),
+}
 
 
 @dataclass

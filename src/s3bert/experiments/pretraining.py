@@ -242,44 +242,24 @@ def build_model(
             "What a --config file names is overridden by the same argument only."
         )
     remote = {"trust_remote_code": trust_remote_code}
-    if model_type is not None:
-        try:
-            config = AutoConfig.for_model(model_type)
-        except ValueError as error:
-            known = close_match(model_type, CONFIG_MAPPING.keys())
-            raise ValueError(f"Unknown --model_type {model_type}.{known}") from error
-    else:
-        source = model_name_or_path or _file_or_name(config_name)
-        with reading(f"The configuration {source}"):
-            config = AutoConfig.from_pretrained(source, **remote)
-    if config_overrides:
-        override_config(config, config_overrides)
-
-    vocab_size = len(tokenizer)
     if model_name_or_path is None:
-        _take_token_ids(config, tokenizer, objective)
-        if config.vocab_size != vocab_size:
-            logger.info("The model gets the tokenizer's vocabulary: %d entries, not %d.", vocab_size, config.vocab_size)
-            config.vocab_size = vocab_size
-        if block_size > _longest_input(config):
-            raise ValueError(
-                f"The corpus has blocks of {block_size} tokens, the model takes up to {_longest_input(config)}: "
-                f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
-                "--max_seq_length."
-            )
-        _check_values(config)
+        config = new_config(objective, tokenizer, block_size, config_name, model_type, config_overrides, **remote)
         if objective is MASKED and config.model_type in SPARSE_BASELINES:
             return SPARSE_BASELINES[config.model_type](config)
         return objective.auto_class.from_config(config, **remote)
+    with reading(f"The configuration {model_name_or_path}"):
+        config = AutoConfig.from_pretrained(model_name_or_path, **remote)
+    if config_overrides:
+        override_config(config, config_overrides)
     auto_class = objective.auto_class
     if objective is MASKED:
         auto_class = SPARSE_BASELINES.get(config.model_type, auto_class)
     with reading(f"The checkpoint {model_name_or_path}"):
         model = auto_class.from_pretrained(model_name_or_path, config=config, dtype="float32", **remote)
     check_finite(model, model_name_or_path)
-    if config.vocab_size < vocab_size:
+    if config.vocab_size < len(tokenizer):
         raise ValueError(
-            f"The corpus's tokenizer has {vocab_size} entries, {model_name_or_path} knows {config.vocab_size}: "
+            f"The corpus's tokenizer has {len(tokenizer)} entries, {model_name_or_path} knows {config.vocab_size}: "
             f"prepare the corpus with --tokenizer_name {model_name_or_path}."
         )
     if block_size > _longest_input(config):
@@ -289,6 +269,43 @@ def build_model(
             "prepare the corpus with a shorter --max_seq_length."
         )
     return model
+
+
+def new_config(
+    objective: Objective,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int,
+    config_name: str | None = None,
+    model_type: str | None = None,
+    config_overrides: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedConfig:
+    """The configuration of a model to train from scratch, with the vocabulary of the corpus; arguments and errors as `build_model`'s."""
+    if model_type is not None:
+        try:
+            config = AutoConfig.for_model(model_type)
+        except ValueError as error:
+            known = close_match(model_type, CONFIG_MAPPING.keys())
+            raise ValueError(f"Unknown --model_type {model_type}.{known}") from error
+    else:
+        source = _file_or_name(config_name)
+        with reading(f"The configuration {source}"):
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if config_overrides:
+        override_config(config, config_overrides)
+    _take_token_ids(config, tokenizer, objective)
+    vocab_size = len(tokenizer)
+    if config.vocab_size != vocab_size:
+        logger.info("The model gets the tokenizer's vocabulary: %d entries, not %d.", vocab_size, config.vocab_size)
+        config.vocab_size = vocab_size
+    if block_size > _longest_input(config):
+        raise ValueError(
+            f"The corpus has blocks of {block_size} tokens, the model takes up to {_longest_input(config)}: "
+            f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
+            "--max_seq_length."
+        )
+    _check_values(config)
+    return config
 
 
 def _take_token_ids(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, objective: Objective) -> None:

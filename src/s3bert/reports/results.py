@@ -17,6 +17,7 @@ from s3bert.benchmark.report import plot_speeds, speed_headline, speed_sections
 from s3bert.files import reading, table, write_text
 
 from .approximation import approximation_headline, approximation_sections, plot_approximation
+from .causal_comparison import causal_headline, causal_sections, plot_causal
 from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .lra import lra_headline, lra_sections, plot_learning_curves
 from .table3 import plot_comparison, table3_headline, table3_sections
@@ -38,6 +39,7 @@ class Report(NamedTuple):
 # By what the runs' results hold.
 REPORTS = {
     "variants": Report(lra_sections, plot_learning_curves, lra_headline),
+    "attentions": Report(causal_sections, plot_causal, causal_headline),
     "horizons": Report(forecast_sections, plot_errors, forecast_headline),
     "models": Report(table3_sections, plot_comparison, table3_headline),
     "speed": Report(speed_sections, plot_speeds, speed_headline),
