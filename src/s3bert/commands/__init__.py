@@ -33,6 +33,7 @@ COMMANDS = {
     "prepare-corpus": Command("prepare_corpus"),
     "pretrain": Command("pretrain_mlm"),
     "pretrain-clm": Command("pretrain_clm"),
+    "eval-perplexity": Command("eval_perplexity"),
     "glue": Command("run_glue"),
     "table3": Command("reproduce_table3"),
     "prepare-lra": Command("prepare_lra"),
