@@ -33,6 +33,7 @@ COMMANDS = {
     "prepare-corpus": Command("prepare_corpus"),
     "pretrain": Command("pretrain_mlm"),
     "pretrain-clm": Command("pretrain_clm"),
+    "eval-perplexity": Command("eval_perplexity"),
     "compare-clm": Command("compare_clm"),
     "glue": Command("run_glue"),
     "table3": Command("reproduce_table3"),
