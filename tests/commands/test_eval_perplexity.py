@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from s3bert import FmmConfig, FmmForCausalLM, S3BertConfig, S3BertForMaskedLM
@@ -124,19 +124,26 @@ def test_killed_in_the_middle_the_same_command_ends_with_the_same_losses(models,
     )
 
 
-def test_losses_are_saved_while_they_are_found(models, text, tmp_path, monkeypatch):
-    sizes = []
-    save_file = perplexity.save_file
+def test_whatever_was_saved_last_before_a_kill_is_gone_on_from(models, text, tmp_path, monkeypatch):
+    saved = []
+
+    def keep(tensors, file, metadata):
+        save_file(tensors, file, metadata)
+        saved.append((len(tensors["losses"]), file.read_bytes()))
+
     monkeypatch.setattr(perplexity, "_SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(
-        perplexity,
-        "save_file",
-        lambda tensors, *rest: (sizes.append(len(tensors["losses"])), save_file(tensors, *rest)),
-    )
-    results = measure(models, "gpt2", text, tmp_path)
-    assert len(sizes) > 3
-    assert sizes == sorted(sizes)
-    assert sizes[-1] == results["tokens"]
+    monkeypatch.setattr(perplexity, "save_file", keep)
+    results = measure(models, "gpt2", text, tmp_path / "whole")
+    counts = [count for count, _ in saved]
+    assert len(counts) > 3
+    assert counts[-1] == results["tokens"]
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / LOSSES).write_bytes(saved[1][1])
+    assert measure(models, "gpt2", text, tmp_path / "killed") == results
+    assert (tmp_path / "killed" / LOSSES).read_bytes() == saved[len(counts) - 1][1]
+    (tmp_path / "killed" / LOSSES).write_bytes(saved[1][1][:-5])
+    with pytest.raises(ValueError, match=f"{LOSSES} cannot be read .*: it is damaged"):
+        measure(models, "gpt2", text, tmp_path / "killed")
 
 
 @pytest.mark.parametrize(

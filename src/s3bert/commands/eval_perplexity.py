@@ -86,7 +86,7 @@ def _measure(arguments: PerplexityArguments) -> dict[str, Any]:
     model = load_model(name, config, arguments.trust_remote_code).to(process_state().device)
     length = window_length(name, model, arguments.max_seq_length)
     windows = Windows(len(text.ids), length, arguments.stride or length)
-    check_fit(name, model, text.ids)
+    check_fit(name, model, text.ids, length)
     settings |= settings_of(arguments) | {"max_seq_length": windows.length, "stride": windows.stride}
     size = arguments.per_device_eval_batch_size
     losses = measure(model, text, windows, size, folder / LOSSES, settings)

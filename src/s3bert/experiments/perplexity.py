@@ -166,7 +166,7 @@ def _has_learned_positions(model: PreTrainedModel, positions: int) -> bool:
     return any(positions <= table.num_embeddings <= positions + 2 for table in tables)
 
 
-def check_fit(name: str, model: PreTrainedModel, ids: np.ndarray) -> None:
+def check_fit(name: str, model: PreTrainedModel, ids: np.ndarray, length: int) -> None:
     """
     Raises:
         ValueError: an id outside the model's vocabulary; a model that reads ahead.
@@ -176,7 +176,7 @@ def check_fit(name: str, model: PreTrainedModel, ids: np.ndarray) -> None:
         raise ValueError(
             f"The text has id {int(ids.max())}, {name} knows {vocab_size}: give --tokenizer_name the tokenizer it was trained with."
         )
-    first = torch.from_numpy(ids[:_TRIED])[None].to(model.device)
+    first = torch.from_numpy(ids[: max(2, min(length, _TRIED))])[None].to(model.device)
     other = first.clone()
     other[0, -1] = (other[0, -1] + 1) % vocab_size
     with torch.no_grad():
