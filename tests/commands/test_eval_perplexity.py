@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from s3bert import FmmConfig, FmmForCausalLM, S3BertConfig, S3BertForMaskedLM
@@ -41,12 +41,6 @@ def text(tmp_path_factory) -> Path:
     return file
 
 
-def save(model, folder: Path, tokenizer) -> Path:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     """Folders `fmm` and `gpt2` of tiny models, and of some that are refused, all with a tokenizer of words."""
@@ -65,7 +59,8 @@ def models(tmp_path_factory) -> Path:
         "bert": BertForMaskedLM(BertConfig(**bert)),
     }
     for name, model in made.items():
-        save(model, folder / name, words)
+        model.save_pretrained(folder / name)
+        words.save_pretrained(folder / name)
     return folder
 
 
@@ -127,12 +122,12 @@ def test_killed_in_the_middle_the_same_command_ends_with_the_same_losses(models,
 def test_whatever_was_saved_last_before_a_kill_is_gone_on_from(models, text, tmp_path, monkeypatch):
     saved = []
 
-    def keep(tensors, file, metadata):
-        save_file(tensors, file, metadata)
-        saved.append((len(tensors["losses"]), file.read_bytes()))
+    def keep(tensors, metadata):
+        saved.append((len(tensors["losses"]), save(tensors, metadata)))
+        return saved[-1][1]
 
     monkeypatch.setattr(perplexity, "_SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(perplexity, "save_file", keep)
+    monkeypatch.setattr(perplexity, "save_tensors", keep)
     results = measure(models, "gpt2", text, tmp_path / "whole")
     counts = [count for count, _ in saved]
     assert len(counts) > 3

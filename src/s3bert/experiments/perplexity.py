@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save as save_tensors
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm.auto import tqdm
@@ -221,7 +221,7 @@ def measure(
         tensors = {"losses": losses, "context": context, "document_ids": text.document_ids[1:]}
         with replacing(file) as aside:
             found = {name: np.ascontiguousarray(values[: len(losses)]) for name, values in tensors.items()}
-            save_file(found, aside, {"settings": json.dumps(settings)})
+            aside.write_bytes(save_tensors(found, {"settings": json.dumps(settings)}))
 
     if len(losses) < total:
         if len(losses):
