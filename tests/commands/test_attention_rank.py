@@ -173,7 +173,7 @@ def test_a_report_tells_of_runs(tmp_path):
     runs = {"a": run(1e-6, 0.1), "b": run(0.1)}
     setting, number = rank_headline(runs)
     assert setting == "trained gpt2, 8 tokens"
-    assert number == "median rank above 0.1: 4 without a band of 0, 4 without a band of 3"
+    assert number == "median rank above 0.1 by bandwidth: 0: 4, 3: 4"
     assert "| 3 | 5 | 4 (3-4) | 4 (3-4) |" in "\n".join(rank_sections(runs))
     plot_ranks(tmp_path / "plot.png", runs)
     assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -87,10 +87,10 @@ def _measure(arguments: RankArguments) -> dict[str, list[dict[str, Any]]]:
     config = model.config
     content = {
         "title": "rank of attention without its band",
-        "description": f"Singular values of A - D above a share of A's largest; A: {len(ranks['trained'][0]['ranks']):,} softmax attention "
-        f"matrices of {arguments.length} tokens, over {len(input_ids)} sequences of {corpus_name(corpus)}, all heads and layers of a "
-        f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}; D: A's band, where tokens are less than "
-        "a bandwidth apart.",
+        "description": f"Singular values of A - D above a share of A's largest. A: {len(ranks['trained'][0]['ranks']):,} softmax attention "
+        f"matrices of {arguments.length} tokens, all heads and layers of {config.model_type} ({config.num_hidden_layers} layers, width "
+        f"{config.hidden_size}) over {len(input_ids)} sequences of {corpus_name(corpus)}. D: A's band, where tokens are less than a "
+        "bandwidth apart.",
         "model_type": config.model_type,
         "length": arguments.length,
         "ranks": ranks,
