@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertConfig, FNetConfig, GPT2Config, PreT
 from s3bert import FmmConfig, PoNetConfig, S3BertConfig
 from s3bert.analysis.attention_rank import attention_matrices, attention_ranks, largest_rank, without_band
 from s3bert.commands import attention_rank, prepare_corpus
+from s3bert.data.corpus import Corpus
 from s3bert.reports.attention_rank import plot_ranks, rank_headline, rank_sections
 
 
@@ -27,11 +28,14 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus") / "synthetic"
-    words = ["--vocab_size", "300", "--max_seq_length", "64", "--max_train_samples", "200"]
-    prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(folder)])
-    return folder
+def corpora(tmp_path_factory) -> dict[str, Path]:
+    """A corpus of words for causal models, one of pieces between [CLS] and [SEP] for a BERT."""
+    top = tmp_path_factory.mktemp("corpora")
+    words = "--dataset_name synthetic --vocab_size 300 --max_seq_length 64 --max_train_samples 200"
+    prepare_corpus.main([*words.split(), "--output_dir", str(top / "pieces")])
+    words += " --vocabulary words --add_special_tokens false"
+    prepare_corpus.main([*words.split(), "--output_dir", str(top / "words")])
+    return {"fmmformer": top / "words", "gpt2": top / "words", "bert": top / "pieces"}
 
 
 def save(head: type, config: PreTrainedConfig, corpus: Path, folder: Path) -> str:
@@ -48,7 +52,8 @@ def measure(name: str, corpus: Path, output_dir: Path, *words: str):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_ranks_of_trained_weights_and_first_values_are_measured_and_kept(kind, corpus, tmp_path):
+def test_ranks_of_trained_weights_and_first_values_are_measured_and_kept(kind, corpora, tmp_path):
+    corpus = corpora[kind]
     name, out = save(*MODELS[kind], corpus, tmp_path / "model"), tmp_path / "out"
     ranks = measure(name, corpus, out)
     assert list(ranks) == ["trained", "first values"]
@@ -69,6 +74,18 @@ def test_ranks_of_trained_weights_and_first_values_are_measured_and_kept(kind, c
     assert (out / "ranks.png").read_bytes().startswith(b"\x89PNG")
     assert "| bandwidth | largest there can be | above 1e-06 | above 0.01 |" in (out / "results.md").read_text()
     assert measure(name, corpus, out) == ranks, "nothing is drawn but the first values, by their seed"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_a_text_is_cut_as_the_model_reads_it(kind, corpora, tmp_path):
+    """As the corpus that its tokenizer comes from: between [CLS] and [SEP] for a masked model alone."""
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(["anna praises the mill .", "the sailors leave ."] * 100), encoding="utf-8")
+    measure(save(*MODELS[kind], corpora[kind], tmp_path / "model"), file, tmp_path / "out", "--num_sequences", "1")
+    block = Corpus.open(tmp_path / "out" / "corpus").split("validation")[0]
+    special = AutoTokenizer.from_pretrained(corpora["bert"])
+    assert len(block) == 24
+    assert (block[0] == special.cls_token_id and block[-1] == special.sep_token_id) == (kind == "bert")
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -134,7 +151,8 @@ def test_a_band_alone_has_rank_0_without_itself_and_no_rank_is_above_the_largest
     ],
     ids=lambda entry: getattr(entry, "model_type", ""),
 )
-def test_a_model_without_softmax_attention_is_refused(head, config, corpus, tmp_path):
+def test_a_model_without_softmax_attention_is_refused(head, config, corpora, tmp_path):
+    corpus = corpora["fmmformer" if head is CausalLM else "bert"]
     name = save(head, config, corpus, tmp_path / "model")
     with pytest.raises(
         ValueError, match=f"This {config.model_type} has no softmax attention to look into: name a GPT-2"
@@ -152,10 +170,10 @@ def test_a_model_without_softmax_attention_is_refused(head, config, corpus, tmp_
         (["--num_sequences", "0"], "num_sequences = 0: must be at least 1"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_measured(words, message, corpus, tmp_path):
-    name = save(*MODELS["gpt2"], corpus, tmp_path / "model")
+def test_mistakes_are_named_before_anything_is_measured(words, message, corpora, tmp_path):
+    name = save(*MODELS["gpt2"], corpora["gpt2"], tmp_path / "model")
     with pytest.raises(ValueError, match=message):
-        measure(name, corpus, tmp_path / "out", *words)
+        measure(name, corpora["gpt2"], tmp_path / "out", *words)
     assert not (tmp_path / "out").exists()
 
 

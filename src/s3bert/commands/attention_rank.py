@@ -1,7 +1,7 @@
 """Measures the rank of a trained model's attention matrices without their band.
 
-    s3bert pretrain --config pretrain/bert-wikitext-2 --output_dir runs/bert
-    s3bert attention-rank --model_name_or_path runs/bert --dataset_name runs/bert/corpus --output_dir runs/attention-rank
+    s3bert pretrain-clm --config clm/wikitext-2-cpu --config_overrides bandwidth=None,kernels=[] --output_dir runs/softmax
+    s3bert attention-rank --model_name_or_path runs/softmax --dataset_name runs/softmax/corpus --output_dir runs/attention-rank
 
 The measurement of FMMformer's Figure 3 (Nguyen et al., NeurIPS 2021): how many singular values of an attention matrix are large once a
 band of nearest tokens is taken away. The matrices are those of all heads and layers over sequences of held-out text, in a model with
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
 def _measure(arguments: RankArguments) -> dict[str, list[dict[str, Any]]]:
     import torch
     from accelerate.utils import set_seed
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoTokenizer
 
     from s3bert.analysis.attention_rank import attention_ranks
     from s3bert.data.corpus import Corpus, prepare_corpus
@@ -73,7 +73,11 @@ def _measure(arguments: RankArguments) -> dict[str, list[dict[str, Any]]]:
     from s3bert.reports.attention_rank import plot_ranks, rank_tables
 
     folder, name = Path(arguments.output_dir), arguments.model_name_or_path
-    text = CorpusArguments(arguments.dataset_name, tokenizer_name=name, max_seq_length=arguments.length)
+    with reading(f"The tokenizer {name}"):
+        masked = AutoTokenizer.from_pretrained(name).mask_token is not None
+    text = CorpusArguments(
+        arguments.dataset_name, tokenizer_name=name, max_seq_length=arguments.length, add_special_tokens=masked
+    )
     corpus = Corpus.open(prepare_corpus(text, folder / "corpus"))
     with reading(f"The model {name}"):
         model = AutoModel.from_pretrained(name, attn_implementation="eager", dtype="float64")
