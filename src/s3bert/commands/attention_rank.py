@@ -1,6 +1,6 @@
 """Measures the rank of a trained model's attention matrices without their band.
 
-    s3bert pretrain-clm --config clm/wikitext-2-cpu --config_overrides bandwidth=None,kernels=[] --output_dir runs/softmax
+    s3bert pretrain-clm --config clm/wikitext-2-cpu --config_overrides bandwidth=null,kernels=[] --output_dir runs/softmax
     s3bert attention-rank --model_name_or_path runs/softmax --dataset_name runs/softmax/corpus --output_dir runs/attention-rank
 
 The measurement of FMMformer's Figure 3 (Nguyen et al., NeurIPS 2021): how many singular values of an attention matrix are large once a
