@@ -58,6 +58,7 @@ SMALL = {
     "analyse-lra": "--hidden_size 16 --max_seq_length 64 --num_inputs 8 --seed 1",
     "copy-task": f"{_TRAINING} {_WIDTH} --num_eval_batches 1",
     "approximation": "--lengths 32 --sizes 4 8 --num_sequences 2",
+    "attention-rank": "--length 32 --num_sequences 1",
     "forecast": "--hidden_size 8 --num_hidden_layers 1 --num_train_epochs 1",
     "benchmark": f"--lengths 16 32 {_WIDTH} --num_attention_heads 2 --tokens_per_batch 64 --rounds 1 --min_seconds 0 --memory false",
 }

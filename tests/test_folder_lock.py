@@ -122,6 +122,7 @@ WORDS = {
     "analyse-lra": "--task_name text --mixer s3 --output_dir run",
     "copy-task": "--max_train_steps 1 --output_dir run",
     "approximation": "--model_name_or_path none --dataset_name synthetic --output_dir run",
+    "attention-rank": "--model_name_or_path none --dataset_name synthetic --output_dir run",
     "forecasting": "--dataset_name ettm2 --output_dir run",
     "forecast": "--csv_file none.csv --output_dir run",
     "benchmark": "--output_dir run",

@@ -43,6 +43,7 @@ def test_the_index_has_a_line_for_each_experiment():
         "table3-cpu",
         "table3-cpu-ablation",
         "approximation",
+        "attention-rank",
         "speed-mixers",
         "s3-first-values",
         "torture",

@@ -42,6 +42,7 @@ COMMANDS = {
     "analyse-lra": Command("analyse_lra"),
     "copy-task": Command("run_copy_task"),
     "approximation": Command("approximation_error"),
+    "attention-rank": Command("attention_rank"),
     "forecasting": Command("run_forecasting", "forecast"),
     "forecast": Command("forecast", "forecast"),
     "benchmark": Command("benchmark"),

@@ -65,13 +65,12 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, list[dict]]]:
 
 
 def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
-    import numpy as np
-    import torch
     from accelerate.utils import set_seed
     from transformers import AutoModelForMaskedLM
 
     from s3bert.analysis.approximation import approximation_errors
     from s3bert.data.corpus import Corpus, prepare_corpus
+    from s3bert.experiments.held_out import held_out_sequences
     from s3bert.experiments.pretraining import corpus_name
     from s3bert.reports.approximation import approximation_tables, plot_approximation
 
@@ -80,21 +79,7 @@ def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
     corpus = Corpus.open(prepare_corpus(text, folder / "corpus"))
     with reading(f"The model {name}"):
         model = AutoModelForMaskedLM.from_pretrained(name, dtype="float32")
-    limits = {
-        "blocks of this corpus": corpus.block_size,
-        "positions of this model": model.config.max_position_embeddings,
-    }
-    for what, limit in limits.items():
-        if longest > limit:
-            raise ValueError(f"lengths = {arguments.lengths}: {what} end at {limit}; give lengths up to that.")
-    if corpus.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"The corpus has ids up to {corpus.vocab_size}, the model {model.config.vocab_size}: give --dataset_name its own text."
-        )
-    blocks = corpus.split("validation")
-    count = min(arguments.num_sequences, len(blocks))
-    places = np.arange(count) * len(blocks) // count  # all over the text
-    input_ids = torch.from_numpy(np.stack([blocks[place] for place in places]).astype(np.int64))
+    input_ids = held_out_sequences(corpus, model.config, longest, arguments.num_sequences)
     errors = {}
     for weights in ("trained", "first values"):
         set_seed(arguments.seed)
@@ -106,7 +91,7 @@ def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
     config = model.config
     content = {
         "title": "error of approximations",
-        "description": f"|approximation - output| / |output| of softmax attention in the spectral norm, mean ± deviation over {count} sequences "
+        "description": f"|approximation - output| / |output| of softmax attention in the spectral norm, mean ± deviation over {len(input_ids)} sequences "
         f"of {corpus_name(corpus)}, {config.num_attention_heads} heads and {config.num_hidden_layers} layers of a BERT of width "
         f"{config.hidden_size}, by the approximation's size.",
         "errors": errors,

@@ -17,6 +17,7 @@ from s3bert.benchmark.report import plot_speeds, speed_headline, speed_sections
 from s3bert.files import reading, table, write_text
 
 from .approximation import approximation_headline, approximation_sections, plot_approximation
+from .attention_rank import plot_ranks, rank_headline, rank_sections
 from .causal_comparison import causal_headline, causal_sections, plot_causal
 from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .lra import lra_headline, lra_sections, plot_learning_curves
@@ -44,6 +45,7 @@ REPORTS = {
     "models": Report(table3_sections, plot_comparison, table3_headline),
     "speed": Report(speed_sections, plot_speeds, speed_headline),
     "errors": Report(approximation_sections, plot_approximation, approximation_headline),
+    "ranks": Report(rank_sections, plot_ranks, rank_headline),
     "measures": Report(variance_sections, plot_variance, variance_headline),
     "tries": Report(torture_sections, plot_tries, torture_headline),
 }
