@@ -114,6 +114,8 @@ def test_folders_made_for_nothing_go_again_and_no_others(tmp_path):
 # What each command takes to get as far as its folder; `run` is that folder.
 WORDS = {
     "pretrain": "--dataset_name synthetic --output_dir run",
+    "pretrain-clm": "--dataset_name synthetic --output_dir run",
+    "compare-clm": "--dataset_name synthetic --config_name model/fmmformer-mini --output_dir run",
     "eval-perplexity": "--model_name_or_path none --dataset_name synthetic --output_dir run",
     "glue": "--model_name_or_path none --task_name sst2 --output_dir run",
     "table3": "--config table3/smoke --output_dir run",

@@ -155,7 +155,9 @@ def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
     with pytest.raises(ValueError, match="has not come to its end; its command, given again, goes on"):
         read_run(tmp_path)
     (tmp_path / "all_results.json").write_text(json.dumps({"eval_loss": 1.0}))
-    with pytest.raises(ValueError, match=r"all_results.json has none of variants, horizons, models, speed, errors"):
+    with pytest.raises(
+        ValueError, match=r"all_results.json has none of variants, attentions, horizons, models, speed, errors"
+    ):
         read_run(tmp_path)
     (tmp_path / "all_results.json").write_text(json.dumps(run))
     assert read_run(tmp_path) == {"arguments": {"data_dir": "lra", "seed": [1]}} | run
