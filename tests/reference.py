@@ -141,8 +141,13 @@ def smoother(
             taps = weights[prefix + "stem.weight"].shape[2]
             for tap in range(taps):
                 neighbours = [part.at(position + tap - taps // 2) for part in parts]
-                if neighbours[0] is not None:
-                    row = row + weights[prefix + "stem.weight"][:, :, tap] @ torch.cat(neighbours)
+                if neighbours[0] is None:
+                    continue
+                weight = weights[prefix + "stem.weight"][:, :, tap]
+                if config.get("stem", "dense") == "dense":
+                    row = row + weight @ torch.cat(neighbours)
+                else:
+                    row = row + sum(weight[:, i] * neighbour for i, neighbour in enumerate(neighbours))
             rows.append(row)
         stems.append(sequence.like(torch.stack(rows)))  # (n, H)
     if config["smoother_norm"] == "layer":

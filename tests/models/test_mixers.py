@@ -46,6 +46,10 @@ VARIANTS = {
             "stem_activation": "elu",
         },
     ),
+    "s3-depthwise": (
+        "s3",
+        {"num_segments": HIDDEN, "num_row_samples": 6, "num_column_samples": 6, "stem": "depthwise"},
+    ),
     "softmax-causal": ("softmax", {"causal": True}),
     "linear-causal": ("linear", {"causal": True}),
     "performer-causal": ("performer", {"num_features": 7, "causal": True}),
@@ -354,6 +358,7 @@ def test_memory_and_operations_of_a_linear_mixer_grow_with_the_length_alone(vari
         ("s3", {"num_segments": 5}, "hidden_size = 12 is not divisible by num_segments = 5"),
         ("s3", {"num_row_samples": -1}, "num_row_samples = -1"),
         ("s3", {"num_segments": 3, "stem_kernel_size": 2}, "stem_kernel_size = 2: the smoother knows 1, 3"),
+        ("s3", {"num_segments": 3, "stem": "depthwise", "stem_kernel_size": 1}, "stem = 'depthwise' with stem_kernel_size = 1: "),
         ("s3", {"num_segments": 3, "stem_activation": "gelu"}, "stem_activation = 'gelu': the smoother knows 'relu', 'elu'"),
         ("s3", {"num_segments": 3, "filter_init": 0}, "filter_init = 0: the smoother knows 'normal', 'uniform'"),
         ("s3", {"num_segments": 3, "row_norm_init": 2}, "row_norm_init = 2: a first gain lies between 0 and 1"),

@@ -40,6 +40,7 @@ ABLATIONS = {
         "filter_init": "uniform",
         "row_norm_init": 0.0,
     },
+    "depthwise": {"num_segments": 24, "stem": "depthwise"},
 }
 
 
@@ -235,6 +236,7 @@ def test_padding_leaves_the_gradients_of_a_fresh_model_moderate(tiny_config, mak
         ({"smoother_norm": "group"}, ["smoother_norm", "batch", "layer"]),
         ({"landmark_sampling": "often"}, ["landmark_sampling", "fixed", "resample"]),
         ({"num_row_samples": 0}, ["num_row_samples", "0"]),
+        ({"stem": "wide"}, ["stem", "dense", "depthwise"]),
         ({"stem_kernel_size": 1.0}, ["stem_kernel_size", "1.0"]),
         ({"stem_activation": "gelu"}, ["stem_activation", "relu", "elu"]),
         ({"row_norm_init": -1}, ["row_norm_init", "-1"]),
@@ -391,6 +393,7 @@ def test_the_config_fields_and_defaults_are_the_checkpoint_format():
         "use_row_attention": True,
         "use_column_attention": True,
         "row_norm_init": 1.0,
+        "stem": "dense",
         "stem_kernel_size": 3,
         "stem_activation": "relu",
         "filter_init": "normal",

@@ -30,6 +30,8 @@ class S3BertConfig(EncoderConfig):
         use_fourier_convolution, use_convolution_stem, use_row_attention, use_column_attention: the paper's ablation
             (Table 7).
         row_norm_init: first gain of row attention's LayerNorm: 1 in the paper; from 0 it grows as row attention learns.
+        stem: "dense", the paper's, mixes the channels; "depthwise" reads for each channel its own of both inputs, which with
+            `num_segments` of the hidden size makes one filter for each channel: fewer operations.
         stem_kernel_size, stem_activation, filter_init: 3, "relu" and "normal" in the paper; 1, "elu" and "uniform" in the authors'
             released program, where `num_segments` is the hidden size.
         implementation: how S3Attention is computed; up to rounding the outputs are the same. "auto" picks an exact fast form by shapes
@@ -65,6 +67,7 @@ class S3BertConfig(EncoderConfig):
     use_row_attention: bool = True
     use_column_attention: bool = True
     row_norm_init: float | int = 1.0
+    stem: Literal["dense", "depthwise"] = "dense"
     stem_kernel_size: Literal[1, 3] = 3
     stem_activation: Literal["relu", "elu"] = "relu"
     filter_init: Literal["normal", "uniform"] = "normal"

@@ -33,6 +33,8 @@ def cheapest_smoother_form(batch: int, length: int, smoother: Smoother) -> str:
 
 def folding_saves(smoother: Smoother) -> bool:
     """Whether a folded filter, once there, makes a forward shorter: with as many segments as channels it does not."""
+    if smoother.stem.groups > 1:  # a depthwise stem is no product
+        return False
     hidden_size, _, kernel_size = smoother.stem.weight.shape
     return 8 * smoother.num_segments <= kernel_size * hidden_size
 
@@ -62,12 +64,18 @@ def short_smoother(
     smoothed = _short_convolution(smoother, inputs) if smoother.use_fourier_convolution else inputs
     if not smoother.use_convolution_stem:
         return zero_padding(smoothed, mask)
-    both = inputs
-    if smoother.use_fourier_convolution:
-        # The filter's output goes on beyond the last token, and the stem's kernel of 3 would carry it back.
-        inputs = in_product_dtype(inputs)
-        both = torch.cat((zero_padding(smoothed.to(inputs.dtype), mask), inputs), 2)
-    return smoother.activate(convolve(both, smoother.stem.weight, smoother.stem.bias), mask, numbers)
+    weight, bias = smoother.stem.weight, smoother.stem.bias
+    if not smoother.use_fourier_convolution:
+        return smoother.activate(convolve(inputs, weight, bias), mask, numbers)
+    # The filter's output goes on beyond the last token, and the stem's kernel of 3 would carry it back.
+    inputs = in_product_dtype(inputs)
+    smoothed = zero_padding(smoothed.to(inputs.dtype), mask)
+    if smoother.stem.groups == 1:
+        features = convolve(torch.cat((smoothed, inputs), 2), weight, bias)
+    else:
+        filtered, passed = weight.chunk(2, 1)  # the parts that read m and x
+        features = convolve(smoothed, filtered, bias) + convolve(inputs, passed)
+    return smoother.activate(features, mask, numbers)
 
 
 def folded_smoother(
@@ -347,9 +355,13 @@ def _multiply_pairs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """A `Conv1d` of kernel 3 and padding 1, or kernel 1, on (B, S, C) -> (B, S, H), in the layout that runs fastest.
 
+    Of a weight (H, C / g, k), g groups.
+
     As a convolution of images one token high, whose channels lie last in memory anyway, it needs no copy.
     """
     # Reshaped twice, for a copy where it is needed and the usual strides where it is not: they decide the output's layout.
     inputs = inputs.reshape(-1, inputs.shape[2]).view(inputs.shape)
     image = inputs.transpose(1, 2).unsqueeze(2)  # (B, C, 1, S), channels last in memory
-    return F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, weight.shape[2] // 2)).squeeze(2).transpose(1, 2)
+    groups = inputs.shape[2] // weight.shape[1]
+    padding = (0, weight.shape[2] // 2)
+    return F.conv2d(image, weight.unsqueeze(2), bias, padding=padding, groups=groups).squeeze(2).transpose(1, 2)

@@ -50,6 +50,7 @@ def build_s3(
     landmark_length: int | None = None,
     landmark_sampling: str = "fixed",
     row_norm_init: float = 1.0,
+    stem: str = "dense",
     stem_kernel_size: int = 3,
     stem_activation: str = "relu",
     filter_init: str = "normal",
@@ -80,6 +81,7 @@ def build_s3(
         dropout=smoother_dropout_prob,
         use_fourier_convolution=use_fourier_convolution,
         use_convolution_stem=use_convolution_stem,
+        stem=stem,
         stem_kernel_size=stem_kernel_size,
         stem_activation=stem_activation,
         filter_init=filter_init,
@@ -197,12 +199,16 @@ def initialize_s3(module: nn.Module) -> None:
     """For a model's `_init_weights`, after Transformers' own: what a module of S3 holds, where no checkpoint gives it.
 
     smoother.filter             Kaiming, fan-in, ReLU gain (Algorithm 2); normal, or as `filter_init` says
+    smoother.stem, "depthwise"  weight uniform, of variance 1 / (3 fan-in), torch's own: BERT's is for hundreds of inputs, and this has 6
     smoother.norm ("batch")     weight 1, bias 0, running mean 0, running variance 1
     row_norm.weight             `row_norm_init`
     landmarks                   from `landmark_seed` and the layer's number, never from the global generator
     """
-    if isinstance(module, Smoother) and module.use_fourier_convolution:
-        module.initialize_filter(init)
+    if isinstance(module, Smoother):
+        if module.use_fourier_convolution:
+            module.initialize_filter(init)
+        if module.use_convolution_stem and module.stem.groups > 1:
+            init.kaiming_uniform_(module.stem.weight, 5**0.5)
     elif isinstance(module, PositionBatchNorm):
         init.ones_(module.weight)
         init.zeros_(module.bias)
@@ -223,7 +229,7 @@ class S3Mixer(nn.Module):
         hidden_size, num_heads, max_length, dropout: the contract's; dropout acts on both attentions' weights.
         num_segments, num_row_samples, num_column_samples: r, s1, s2. smoother_dropout_prob: after the convolution stem.
         smoother_norm: "batch" or "layer". use_...: Table 7's switches. landmark_seed: of the sampled tokens and channels.
-        row_norm_init: first gain of row attention's norm. stem_kernel_size, stem_activation, filter_init: see `Smoother`.
+        row_norm_init: first gain of row attention's norm. stem, stem_kernel_size, stem_activation, filter_init: see `Smoother`.
         implementation: see `apply_s3`. layer_index: the layer's number.
 
     Raises:
@@ -247,6 +253,7 @@ class S3Mixer(nn.Module):
         use_column_attention: bool = True,
         landmark_seed: int = 0,
         row_norm_init: float = 1.0,
+        stem: str = "dense",
         stem_kernel_size: int = 3,
         stem_activation: str = "relu",
         filter_init: str = "normal",
@@ -271,6 +278,7 @@ class S3Mixer(nn.Module):
             use_column_attention=use_column_attention,
             landmark_seed=landmark_seed,
             row_norm_init=row_norm_init,
+            stem=stem,
             stem_kernel_size=stem_kernel_size,
             stem_activation=stem_activation,
             filter_init=filter_init,

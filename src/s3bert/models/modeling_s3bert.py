@@ -65,6 +65,7 @@ class S3BertAttention(nn.Module):
             landmark_seed=config.landmark_seed,
             layer_index=layer_index,
             row_norm_init=config.row_norm_init,
+            stem=config.stem,
             stem_kernel_size=config.stem_kernel_size,
             stem_activation=config.stem_activation,
             filter_init=config.filter_init,

@@ -36,11 +36,12 @@ class Smoother(nn.Module):
         dropout: rate after the stem's activation.
         use_fourier_convolution, use_convolution_stem: Table 7's switches. The stem reads [m; x], or x alone without
             the Fourier convolution; without the stem the Fourier output (or x) is returned as it is.
+        stem: "dense", the paper's, reads all channels of [m; x] for each of its own; "depthwise" reads the same channel of m and x.
         stem_kernel_size, stem_activation, filter_init: 3, "relu" and "normal" in the paper; 1, "elu" and "uniform" in the
             authors' released program.
 
     Raises:
-        ValueError: r does not divide H; an unknown norm, kernel size, activation or distribution; a sequence is longer than N.
+        ValueError: r does not divide H; an unknown norm, stem, kernel size, activation or distribution; a sequence is longer than N.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Smoother(nn.Module):
         dropout: float = 0.1,
         use_fourier_convolution: bool = True,
         use_convolution_stem: bool = True,
+        stem: str = "dense",
         stem_kernel_size: int = 3,
         stem_activation: str = "relu",
         filter_init: str = "normal",
@@ -63,6 +65,7 @@ class Smoother(nn.Module):
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_segments = {num_segments}.")
         choices = {
             "norm": (norm, ("batch", "layer")),
+            "stem": (stem, ("dense", "depthwise")),
             "stem_kernel_size": (stem_kernel_size, (1, 3)),
             "stem_activation": (stem_activation, STEM_ACTIVATIONS),
             "filter_init": (filter_init, FILTER_INITS),
@@ -71,6 +74,10 @@ class Smoother(nn.Module):
             # 1 == 1.0 == True, and of these one is a size.
             if not any(type(value) is type(choice) and value == choice for choice in known):
                 raise ValueError(f"{name} = {value!r}: the smoother knows {', '.join(map(repr, known))}.")
+        if stem == "depthwise" and stem_kernel_size == 1:
+            raise ValueError(
+                "stem = 'depthwise' with stem_kernel_size = 1: the filter alone can be all of that; give 3."
+            )
         self.num_segments = num_segments
         self.max_length = max_length
         self.norm_kind = norm
@@ -84,7 +91,8 @@ class Smoother(nn.Module):
             self.initialize_filter()
         if use_convolution_stem:
             inputs = (1 + use_fourier_convolution) * hidden_size
-            self.stem = nn.Conv1d(inputs, hidden_size, stem_kernel_size, padding=stem_kernel_size // 2)
+            groups = hidden_size if stem == "depthwise" else 1
+            self.stem = nn.Conv1d(inputs, hidden_size, stem_kernel_size, padding=stem_kernel_size // 2, groups=groups)
             self.norm = PositionBatchNorm(max_length) if norm == "batch" else nn.LayerNorm(hidden_size, layer_norm_eps)
             self.dropout = nn.Dropout(dropout)
 
@@ -103,7 +111,10 @@ class Smoother(nn.Module):
             smoothed = zero_padding(self.fourier_convolution(inputs), mask)  # m
         if not self.use_convolution_stem:
             return smoothed
-        both = torch.cat((smoothed, inputs), 2) if self.use_fourier_convolution else inputs  # (B, S, 2 H)
+        both = inputs
+        if self.use_fourier_convolution:  # each group of the stem reads its channels of m, then those of x
+            groups = [part.unflatten(2, (self.stem.groups, -1)) for part in (smoothed, inputs)]
+            both = torch.cat(groups, 3).flatten(2)  # (B, S, 2 H)
         features = self.stem(both.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
         return self.activate(features, mask, numbers)
 
@@ -121,7 +132,10 @@ class Smoother(nn.Module):
 
     def segment_means(self, inputs: torch.Tensor) -> torch.Tensor:
         """Means over r contiguous groups of channels, (B, S, r) in at least float32 (eq. 4)."""
-        segments = at_least_float32(inputs).unflatten(2, (self.num_segments, -1))
+        inputs = at_least_float32(inputs)
+        if self.num_segments == inputs.shape[2]:
+            return inputs
+        segments = inputs.unflatten(2, (self.num_segments, -1))
         return segments.sum(-1) / segments.shape[-1]  # divided after the sum, which is cheaper backward
 
     def inputs(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
