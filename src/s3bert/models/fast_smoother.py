@@ -205,20 +205,21 @@ def _short_convolution(smoother: Smoother, inputs: torch.Tensor) -> torch.Tensor
     with torch.autocast(inputs.device.type, enabled=False):
         means = smoother.segment_means(inputs)
         kernel = _short_spectrum(smoother.filter.to(means.dtype), max_length, points)
-        kernel = kernel.unflatten(1, (1, smoother.num_segments, -1))  # (F, 1, r, d, 2)
-        transform = _transform_means(means, points)[:, :, :, None]  # (F, B, r, 1, 2)
-        product = _multiply_pairs(transform, kernel).flatten(2)  # (F, B, H)
-        smoothed = _inverse_transform(product, points, length)
+        # Frequencies last, as transforms leave and want them: the kernel is copied, which is smaller than the product.
+        kernel = kernel.transpose(0, 1).contiguous().unflatten(0, (smoother.num_segments, -1))  # (r, d, F, 2)
+        transform = _transform_means(means, points)[:, :, None]  # (B, r, 1, F, 2)
+        product = _multiply_pairs(transform, kernel).flatten(1, 2)  # (B, H, F)
+        smoothed = _inverse_transform(product.permute(2, 0, 1), points, length)
     return smoothed.to(inputs.dtype)
 
 
 def _transform_means(means: torch.Tensor, points: int) -> torch.Tensor:
-    """The Fourier transform (F, B, r, 2) of segment means (B, S, r) along their length, M points long."""
+    """The Fourier transform (B, r, F, 2) of segment means (B, S, r) along their length, M points long."""
     # Explicit padding, and real pairs as soon as they can be: what compilers support.
     means = means.transpose(1, 2)  # (B, r, S)
     if points != means.shape[2]:
         means = F.pad(means, (0, points - means.shape[2]))
-    return torch.view_as_real(torch.fft.rfft(means)).permute(2, 0, 1, 3)
+    return torch.view_as_real(torch.fft.rfft(means))
 
 
 def _inverse_transform(spectrum: torch.Tensor, points: int, length: int) -> torch.Tensor:
@@ -287,7 +288,7 @@ def _add_filtered(
     """
     batch, length, _ = means.shape
     with torch.autocast(means.device.type, enabled=False):
-        transform = _transform_means(means, points).contiguous()
+        transform = _transform_means(means, points).permute(2, 0, 1, 3).contiguous()
     real, imaginary = transform.unbind(3)  # (F, B, r)
     # Real arithmetic: B rows that give the product's real part and B rows that give its imaginary part.
     rows = torch.cat((torch.stack((real, -imaginary), 3), torch.stack((imaginary, real), 3)), 1)
