@@ -33,7 +33,7 @@ CEILINGS = {
         "linear": (51, 107),
         "ponet": (81, 163),
         "fourier": (20, 38),
-        "forecaster": (108, 263),
+        "forecaster": (108, 264),
     },
 }
 

@@ -29,7 +29,7 @@ from s3bert.models.fast_smoother import (
 )
 from s3bert.models.numerics import zero_padding
 from s3bert.models.skeleton_attention import SkeletonAttention
-from s3bert.models.smoother import Smoother
+from s3bert.models.smoother import STEMS, Smoother
 
 
 ATTENTION_FORMS = ("skip_kv", "low_rank")
@@ -170,14 +170,14 @@ def smoother_cases(draw) -> Case:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     hidden, segments = draw(st.sampled_from([64, 128])), 2 ** draw(st.integers(0, 6))
     stem = {
-        **draw(st.sampled_from([{"stem_kernel_size": 1}, {}, {"stem": "depthwise"}])),
+        "stem": draw(st.sampled_from(STEMS)),
         "stem_activation": draw(st.sampled_from(["relu", "elu"])),
     }
     norm = draw(st.sampled_from(["batch", "layer"]))
     smoother = SmootherInForm(hidden, segments, max_length, norm=norm, dropout=0.0, **stem)
     randomise(smoother, draw(st.booleans()), generator).train(draw(st.booleans()))
     states = torch.randn(batch, length, hidden, generator=generator)
-    foldable = kind != "holes" and stem.get("stem") != "depthwise"
+    foldable = kind != "holes" and stem["stem"] != "depthwise"
     case = Case(smoother, states, make_mask(kind, batch, length, generator), foldable, torch.zeros(()))
     # Where the ReLU's input is nearly zero its sign, and with it a gradient, hangs on the last digit: those stay out.
     raised, margin = case.in_form("direct", torch.float64), 1e-4
@@ -453,12 +453,18 @@ def test_auto_folds_the_stem_where_the_batch_pays_for_it(batch, length, max_leng
 
 
 @pytest.mark.parametrize(
-    ("segments", "kernel_size", "form"), [(64, 3, "folded"), (96, 3, "short"), (24, 1, "folded"), (32, 1, "short")]
+    ("segments", "stem", "form"),
+    [
+        (64, "dense", "folded"),
+        (96, "dense", "short"),
+        (24, "pointwise", "folded"),
+        (32, "pointwise", "short"),
+        (1, "depthwise", "short"),
+    ],
 )
-def test_auto_folds_the_stem_only_where_segments_are_fewer_than_what_they_save(segments, kernel_size, form):
-    smoother = Smoother(8 * 24, segments, 512, stem_kernel_size=kernel_size)
+def test_auto_folds_the_stem_only_where_segments_are_fewer_than_what_they_save(segments, stem, form):
+    smoother = Smoother(8 * 24, segments, 512, stem=stem)
     assert cheapest_smoother_form(32, 512, smoother) == form
-    assert cheapest_smoother_form(32, 512, Smoother(8 * 24, segments, 512, stem="depthwise")) == "short"
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 63, 64, 65, 100, 512, 513, 4096])

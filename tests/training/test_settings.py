@@ -200,7 +200,7 @@ def test_long_values_are_shortened():
 OWN_FIELDS = {
     "num_segments": 2, "smoother_dropout_prob": 0.5, "smoother_norm": "layer", "landmark_sampling": "resample", "landmark_seed": 1,
     "landmark_length": 12, "use_fourier_convolution": False, "use_convolution_stem": False, "use_row_attention": False,
-    "use_column_attention": False, "row_norm_init": 0.0, "stem": "depthwise", "stem_kernel_size": 1, "stem_activation": "elu", "filter_init": "uniform",
+    "use_column_attention": False, "row_norm_init": 0.0, "stem": "depthwise", "stem_activation": "elu", "filter_init": "uniform",
     "num_row_samples": 4, "num_column_samples": 4, "hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5,
     "hidden_act": "relu", "layer_norm_eps": 1e-2, "initializer_range": 0.5, "hidden_size": 32, "num_hidden_layers": 2,
     "intermediate_size": 16, "num_attention_heads": 4,

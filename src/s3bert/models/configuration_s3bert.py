@@ -30,10 +30,10 @@ class S3BertConfig(EncoderConfig):
         use_fourier_convolution, use_convolution_stem, use_row_attention, use_column_attention: the paper's ablation
             (Table 7).
         row_norm_init: first gain of row attention's LayerNorm: 1 in the paper; from 0 it grows as row attention learns.
-        stem: "dense", the paper's, mixes the channels; "depthwise" reads for each channel its own of both inputs, which with
-            `num_segments` of the hidden size makes one filter for each channel: fewer operations.
-        stem_kernel_size, stem_activation, filter_init: 3, "relu" and "normal" in the paper; 1, "elu" and "uniform" in the authors'
-            released program, where `num_segments` is the hidden size.
+        stem: "dense", the paper's, mixes all channels of three tokens; "pointwise" those of one; "depthwise" reads of three tokens each
+            channel's own, which is faster.
+        stem_activation, filter_init: "relu" and "normal" in the paper; "elu" and "uniform" in the authors' released program, where the
+            stem is pointwise and `num_segments` is the hidden size.
         implementation: how S3Attention is computed; up to rounding the outputs are the same. "auto" picks an exact fast form by shapes
             and mode (fast_smoother.py, fast_attention.py); "direct" is the paper's order of operations; "export" has real matrix
             products in place of the FFT, for `torch.export` and ONNX: no complex numbers, quadratic in the length.
@@ -67,8 +67,7 @@ class S3BertConfig(EncoderConfig):
     use_row_attention: bool = True
     use_column_attention: bool = True
     row_norm_init: float | int = 1.0
-    stem: Literal["dense", "depthwise"] = "dense"
-    stem_kernel_size: Literal[1, 3] = 3
+    stem: Literal["dense", "pointwise", "depthwise"] = "dense"
     stem_activation: Literal["relu", "elu"] = "relu"
     filter_init: Literal["normal", "uniform"] = "normal"
     implementation: Literal["auto", "direct", "export"] = "auto"
@@ -88,11 +87,6 @@ class S3BertConfig(EncoderConfig):
         """Counts are positive, and segments divide the hidden size."""
         self.check_counts("num_segments", "num_row_samples", "num_column_samples", "landmark_length")
         self.check_division("num_segments", "segments (r)")
-
-    def validate_stem_kernel_size(self):
-        """1 == 1.0, which is no size."""
-        if type(self.stem_kernel_size) is not int:
-            raise ValueError(f"stem_kernel_size = {self.stem_kernel_size!r}: give 1 or 3.")
 
     def validate_row_norm_init(self):
         """A first gain is a number from 0 to 1."""

@@ -51,7 +51,6 @@ def build_s3(
     landmark_sampling: str = "fixed",
     row_norm_init: float = 1.0,
     stem: str = "dense",
-    stem_kernel_size: int = 3,
     stem_activation: str = "relu",
     filter_init: str = "normal",
     layer_norm_eps: float = 1e-12,
@@ -82,7 +81,6 @@ def build_s3(
         use_fourier_convolution=use_fourier_convolution,
         use_convolution_stem=use_convolution_stem,
         stem=stem,
-        stem_kernel_size=stem_kernel_size,
         stem_activation=stem_activation,
         filter_init=filter_init,
         layer_norm_eps=layer_norm_eps,
@@ -229,7 +227,7 @@ class S3Mixer(nn.Module):
         hidden_size, num_heads, max_length, dropout: the contract's; dropout acts on both attentions' weights.
         num_segments, num_row_samples, num_column_samples: r, s1, s2. smoother_dropout_prob: after the convolution stem.
         smoother_norm: "batch" or "layer". use_...: Table 7's switches. landmark_seed: of the sampled tokens and channels.
-        row_norm_init: first gain of row attention's norm. stem, stem_kernel_size, stem_activation, filter_init: see `Smoother`.
+        row_norm_init: first gain of row attention's norm. stem, stem_activation, filter_init: see `Smoother`.
         implementation: see `apply_s3`. layer_index: the layer's number.
 
     Raises:
@@ -254,7 +252,6 @@ class S3Mixer(nn.Module):
         landmark_seed: int = 0,
         row_norm_init: float = 1.0,
         stem: str = "dense",
-        stem_kernel_size: int = 3,
         stem_activation: str = "relu",
         filter_init: str = "normal",
         implementation: str = "auto",
@@ -279,7 +276,6 @@ class S3Mixer(nn.Module):
             landmark_seed=landmark_seed,
             row_norm_init=row_norm_init,
             stem=stem,
-            stem_kernel_size=stem_kernel_size,
             stem_activation=stem_activation,
             filter_init=filter_init,
             layer_index=layer_index,

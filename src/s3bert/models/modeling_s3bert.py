@@ -66,7 +66,6 @@ class S3BertAttention(nn.Module):
             layer_index=layer_index,
             row_norm_init=config.row_norm_init,
             stem=config.stem,
-            stem_kernel_size=config.stem_kernel_size,
             stem_activation=config.stem_activation,
             filter_init=config.filter_init,
             implementation=config.implementation,

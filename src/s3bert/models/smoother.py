@@ -16,6 +16,7 @@ from .position_norm import PositionBatchNorm
 
 
 # What follows the stem's norm: Algorithm 2's, and that of the authors' released program.
+STEMS = ("dense", "pointwise", "depthwise")
 STEM_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "elu": F.elu}
 
 # Distributions of a filter's first values, both of Kaiming's variance: Algorithm 2's, and that of the authors' released program.
@@ -36,12 +37,13 @@ class Smoother(nn.Module):
         dropout: rate after the stem's activation.
         use_fourier_convolution, use_convolution_stem: Table 7's switches. The stem reads [m; x], or x alone without
             the Fourier convolution; without the stem the Fourier output (or x) is returned as it is.
-        stem: "dense", the paper's, reads all channels of [m; x] for each of its own; "depthwise" reads the same channel of m and x.
-        stem_kernel_size, stem_activation, filter_init: 3, "relu" and "normal" in the paper; 1, "elu" and "uniform" in the
-            authors' released program.
+        stem: "dense", the paper's, has a kernel of 3 and reads all channels of [m; x] for each of its own; "pointwise" does so with a kernel of
+            1; "depthwise", of 3, reads the same channel of m and x.
+        stem_activation, filter_init: "relu" and "normal" in the paper; "elu" and "uniform" in the authors' released program, whose stem is
+            pointwise.
 
     Raises:
-        ValueError: r does not divide H; an unknown norm, stem, kernel size, activation or distribution; a sequence is longer than N.
+        ValueError: r does not divide H; an unknown norm, stem, activation or distribution; a sequence is longer than N.
     """
 
     def __init__(
@@ -55,7 +57,6 @@ class Smoother(nn.Module):
         use_fourier_convolution: bool = True,
         use_convolution_stem: bool = True,
         stem: str = "dense",
-        stem_kernel_size: int = 3,
         stem_activation: str = "relu",
         filter_init: str = "normal",
         layer_norm_eps: float = 1e-12,
@@ -65,19 +66,13 @@ class Smoother(nn.Module):
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_segments = {num_segments}.")
         choices = {
             "norm": (norm, ("batch", "layer")),
-            "stem": (stem, ("dense", "depthwise")),
-            "stem_kernel_size": (stem_kernel_size, (1, 3)),
+            "stem": (stem, STEMS),
             "stem_activation": (stem_activation, STEM_ACTIVATIONS),
             "filter_init": (filter_init, FILTER_INITS),
         }
         for name, (value, known) in choices.items():
-            # 1 == 1.0 == True, and of these one is a size.
-            if not any(type(value) is type(choice) and value == choice for choice in known):
+            if not (isinstance(value, str) and value in known):
                 raise ValueError(f"{name} = {value!r}: the smoother knows {', '.join(map(repr, known))}.")
-        if stem == "depthwise" and stem_kernel_size == 1:
-            raise ValueError(
-                "stem = 'depthwise' with stem_kernel_size = 1: the filter alone can be all of that; give 3."
-            )
         self.num_segments = num_segments
         self.max_length = max_length
         self.norm_kind = norm
@@ -91,8 +86,8 @@ class Smoother(nn.Module):
             self.initialize_filter()
         if use_convolution_stem:
             inputs = (1 + use_fourier_convolution) * hidden_size
-            groups = hidden_size if stem == "depthwise" else 1
-            self.stem = nn.Conv1d(inputs, hidden_size, stem_kernel_size, padding=stem_kernel_size // 2, groups=groups)
+            groups, size = hidden_size if stem == "depthwise" else 1, 1 if stem == "pointwise" else 3
+            self.stem = nn.Conv1d(inputs, hidden_size, size, padding=size // 2, groups=groups)
             self.norm = PositionBatchNorm(max_length) if norm == "batch" else nn.LayerNorm(hidden_size, layer_norm_eps)
             self.dropout = nn.Dropout(dropout)
 
