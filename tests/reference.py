@@ -144,7 +144,7 @@ def smoother(
                 if neighbours[0] is None:
                     continue
                 weight = weights[prefix + "stem.weight"][:, :, tap]
-                if config.get("stem", "dense") == "dense":
+                if config.get("stem", "dense") != "depthwise":
                     row = row + weight @ torch.cat(neighbours)
                 else:
                     row = row + sum(weight[:, i] * neighbour for i, neighbour in enumerate(neighbours))
