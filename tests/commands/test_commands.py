@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from s3bert.arguments import parse_arguments
 from s3bert.commands import (
     _module,
+    compare_clm,
     errors_in_a_line,
     prepare_corpus,
     pretrain_clm,
@@ -386,6 +387,8 @@ def test_every_published_recipe_is_understood_by_its_script(file, tmp_path, monk
         classes, words = (reproduce_table3.Budget,), []
     elif file.name.startswith("copy"):
         classes, words = (run_copy_task.CopyArguments, run_glue.GridConfig), []
+    elif file.stem.startswith("compare"):
+        classes, words = (compare_clm.CompareArguments, compare_clm.CausalCorpusArguments, run_glue.GridConfig), []
     elif file.parent.name == "lra":
         classes = (run_lra.LraArguments, run_glue.GridConfig)
         words = [] if "task_name:" in file.read_text() else ["--task_name", "image"]
