@@ -30,7 +30,7 @@ def delta_rule(
     """
     length, features = query.shape[2:]
     if past is not None and length == 1:
-        past = past + key.transpose(2, 3) @ (strength * (value - key @ past))
+        past = torch.addcmul(past, key.transpose(2, 3), strength * (value - key @ past))
         return query @ past, past
     size = min(_DELTA_CHUNK, length)
     # (B, h, chunks, c, ...)

@@ -55,7 +55,7 @@ def causal_feature_sums(
     """
     length = query.shape[2]
     if past is not None and length == 1:
-        past = past + key.transpose(2, 3) @ F.pad(value, (0, 1), value=1.0)
+        past = torch.addcmul(past, key.transpose(2, 3), F.pad(value, (0, 1), value=1.0))
         sums = query @ past
         return sums[..., :-1], sums[..., -1:], past
     size = min(_CHUNK, length)
