@@ -271,6 +271,7 @@ class FmmForCausalLM(FmmPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | list[int] | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, S, V), or of the tokens to keep; with labels the mean cross entropy of each token after the first.
@@ -279,12 +280,17 @@ class FmmForCausalLM(FmmPreTrainedModel, GenerationMixin):
             labels: (B, S), the inputs themselves, -100 where no loss is wanted: they are shifted here, as in Transformers.
             logits_to_keep: so many last tokens' logits, or those of given places; 0 for all. The loss is of all.
             num_items_in_batch: what to divide the loss by in place of the number of its labels.
+            output_attentions: PEFT hands it on; there are no weights to return.
 
         In training, an adaptive softmax gives the loss alone: its logits, (B, S, V), are what it saves.
 
         Raises:
-            ValueError: what `FmmModel` refuses; a label outside the vocabulary.
+            ValueError: what `FmmModel` refuses; a label outside the vocabulary; `output_attentions`.
         """
+        if output_attentions:
+            raise ValueError(
+                "output_attentions = True: linear attention and fast weights form no weights; leave it out."
+            )
         outputs = self.fmm(
             input_ids=input_ids,
             attention_mask=attention_mask,
