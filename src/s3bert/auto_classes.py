@@ -44,11 +44,16 @@ def _register_tokenizers(auto: ModuleType) -> None:
 
 
 def _register_adapters(constants: ModuleType) -> None:
-    """The layers that LoRA and PEFT's other methods adapt where none are named: BERT's, and for LoRA those of PoNet's pooling."""
+    """The layers that LoRA and PEFT's other methods adapt where none are named: BERT's, and for LoRA those of PoNet's pooling.
+
+    FMMformer has BERT's queries and values under BERT's names, and nothing else.
+    """
     pooling = ["dense_q", "dense_k", "dense_o", "dense_local", "dense_segment"]
     for name, targets in vars(constants).items():
         if name.endswith("_MODULES_MAPPING") and "bert" in targets:
             targets["s3bert"] = targets["bert"]
+            if {*targets["bert"]} <= {"query", "value"}:
+                targets["fmmformer"] = targets["bert"]
     constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["ponet"] = pooling
 
 

@@ -20,9 +20,9 @@ from torch import nn
 
 from s3bert.arguments import parse_arguments
 from s3bert.benchmark import encoders
-from s3bert.benchmark.encoders import BASELINES, EncoderSize, UnsuitableError, build_baseline
-from s3bert.benchmark.measure import interleaved_seconds
-from s3bert.benchmark.report import speed_report, time_exponent
+from s3bert.benchmark.encoders import BASELINES, LANGUAGE_MODELS, EncoderSize, UnsuitableError, build_baseline
+from s3bert.benchmark.measure import GenerationStep, interleaved_seconds
+from s3bert.benchmark.report import seconds_per_token, speed_report, time_exponent
 from s3bert.benchmark.run import OUT_OF_MEMORY, BenchmarkConfig, Measurement, measure_memory, measure_speeds
 from s3bert.commands import benchmark
 from s3bert.training import memory
@@ -54,8 +54,8 @@ def test_every_model_runs_forward_and_backward(name, lengths):
     for length in lengths:
         model = build_baseline(name, TINY, length)
         padding = 0.0 if name == "nystromformer" else 0.2  # Transformers' Nystromformer fails on a mask
-        states = model(**measurement(length=length, padding=padding).batch()).last_hidden_state
-        assert states.shape == (512 // length or 1, length, 32)
+        states = model(**measurement(length=length, padding=padding).batch())[0]
+        assert states.shape == (512 // length or 1, length, TINY.vocab_size if name in LANGUAGE_MODELS else 32)
         (states * torch.randn_like(states)).sum().backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert len(gradients) > 12
@@ -243,6 +243,39 @@ def test_every_engine_is_timed_and_compared_with_the_baseline_in_the_same():
     assert training["empty"] == "ONNX Runtime does not train"
 
 
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_steps_of_generation_are_those_of_generate_until_the_cache_is_cut_back(name):
+    model = build_baseline(name, TINY, 64)
+    prompt, tokens = measurement(length=64, batch_size=2).batch()["input_ids"], []
+    step = GenerationStep(model.eval(), prompt)
+    for _ in range(5):
+        step()
+        tokens.append(step.tokens)
+    whole = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(torch.cat(tokens, 1), whole[:, 64:])
+    held = []
+    for _ in range(9):
+        step()
+        held.append(step.cache_bytes())
+    assert step.mask.shape[1] == step.cache.get_seq_length() + 1
+    if name in ("gpt2", "fmm-softmax"):  # keys and values of 2 sequences in 2 layers of width 32, in float32
+        assert {size // (2 * 2 * 2 * 32 * 4) for size in held} == {64, 65, 66, 67, 68}
+    else:
+        assert len(set(held)) == 1
+
+
+def test_generation_is_timed_a_token_at_a_time_and_its_memory_holds_the_cache():
+    names = ("gpt2", "fmm-linear-band", "bert")
+    wanted = [measurement(name, mode="generation", batch_size=2, length=512, baseline="gpt2") for name in names]
+    gpt2, fmm, bert = measure_speeds(wanted)
+    assert len(fmm["seconds"]) == len(fmm["relative"]) >= 3
+    assert seconds_per_token(fmm) == median(fmm["seconds"]) / 2
+    assert bert["empty"] == "an encoder, which does not generate"
+    gpt2, fmm = map(measure_memory, wanted[:2])
+    assert gpt2["cache_bytes"] >= 512 * 2 * 2 * 2 * 32 * 4 > 10 * fmm["cache_bytes"]
+    assert gpt2["peak_bytes"] > gpt2["cache_bytes"]
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     """The folder of a smoke run that was killed after its first figures and called again; those figures; the results."""
@@ -314,6 +347,7 @@ def test_more_measurements_can_be_added_but_not_of_other_settings(smoke):
         ),
         (["--baseline", "brt"], "There is no model 'brt' to measure. Did you mean bert"),
         (["--modes", "train"], "There is no mode 'train'. Did you mean training?"),
+        (["--modes", "generation", "--padding", "0.5"], "generation is measured uncompiled and without padding"),
         (["--device", "cuba"], "There is no device 'cuba' here. There is: cpu"),
         (["--hidden_size", "30"], "num_attention_heads = 4 does not divide hidden_size = 30"),
         (["--hidden_size", "36"], "num_segments = 8 does not divide hidden_size = 36"),

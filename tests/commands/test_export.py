@@ -101,8 +101,9 @@ def test_a_classifier_becomes_three_files_that_compute_what_it_does(build_model,
         ),
         (lambda: FNetForMaskedLM(FNetConfig(**SIZE)), "pt2"),
         (lambda: BertForQuestionAnswering(BertConfig(**SIZE, num_attention_heads=2)), "onnx"),
+        (lambda: s3bert.FmmForCausalLM(s3bert.FmmConfig(**SIZE, num_attention_heads=2)), "onnx"),
     ],
-    ids=["PoNet", "multiple choice", "FNet", "BERT"],
+    ids=["PoNet", "multiple choice", "FNet", "BERT", "language model"],
 )
 def test_other_models_and_heads_are_exported_and_found_equal(build, form, tmp_path):
     original, file = run_export(saved(build().eval(), tmp_path / "model"), "--formats", form)

@@ -261,6 +261,10 @@ def test_softmax_attention_has_no_state_of_constant_size():
         ({"input_ids": ids(1, 4), "labels": torch.full((1, 4), 37)}, r"labels hold 37, outside 0\.\.36"),
         ({"input_ids": ids(4)}, r"\(B, S\)"),
         ({}, "either input_ids or inputs_embeds"),
+        (
+            {"input_ids": ids(1, 4), "output_attentions": True},
+            "output_attentions = True: linear attention and fast weights",
+        ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )

@@ -1,1 +1,1 @@
-"""Speed and memory beside other encoders."""
+"""Speed and memory beside other encoders and language models."""

@@ -46,12 +46,13 @@ class BenchmarkConfig(Arguments):
     """Measurements: of what, on which batches and how often."""
 
     models: list[str] = option(
-        help="names; a wrong one lists them. By default all but lra-*, the mixers in Long Range Arena's encoder",
+        help="names; a wrong one lists them. By default all encoders but lra-*, the mixers in Long Range Arena's",
         default_factory=list,
     )
     lengths: list[int] = option(least=1, help="tokens of a sequence", default_factory=lambda: [128, 512, 2048])
     modes: list[str] = option(
-        help="inference: forward; training: forward and backward; training_step: with clipping and AdamW",
+        help="inference: forward; training: forward and backward; training_step: with clipping and AdamW; generation: a "
+        "language model's next token after so many",
         default_factory=lambda: ["inference", "training"],
     )
     engines: list[Literal["torch", "bf16", "autocast", "onnx", "int8"]] = option(
@@ -91,6 +92,10 @@ class BenchmarkConfig(Arguments):
         for name in (*self.models, self.baseline):
             if name not in BASELINES:
                 raise ValueError(f"There is no model {name!r} to measure.{close_match(name, BASELINES)}")
+        if "generation" in self.modes and (self.torch_compile or self.padding):
+            raise ValueError(
+                "generation is measured uncompiled and without padding: leave out --torch_compile and --padding."
+            )
         for mode in self.modes:
             if mode not in get_args(Mode):
                 raise ValueError(f"There is no mode {mode!r}.{close_match(mode, get_args(Mode))}")

@@ -1,4 +1,4 @@
-"""Encoders to compare with S3BERT, each at any size: same width, depth, vocabulary, activation, and feed-forward arithmetic.
+"""Encoders to compare with S3BERT, and language models, each at any size: same width, depth, vocabulary, activation, and feed-forward arithmetic.
 
 One line in `BASELINES`, with a small function where a model has fields of its own, adds a model. Filters and position tables
 are as long as the sequences it is compared at, and some models change themselves at the first call: build one per length.
@@ -16,6 +16,8 @@ from transformers import (
     BigBirdModel,
     FNetConfig,
     FNetModel,
+    GPT2Config,
+    GPT2LMHeadModel,
     LongformerConfig,
     LongformerModel,
     ModernBertConfig,
@@ -25,10 +27,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from s3bert.models.configuration_fmm import FmmConfig
 from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.configuration_ponet import PoNetConfig
 from s3bert.models.configuration_s3bert import S3BertConfig
 from s3bert.models.mixers import MIXERS
+from s3bert.models.modeling_fmm import FmmForCausalLM
 from s3bert.models.modeling_lra import LraModel
 from s3bert.models.modeling_ponet import PoNetModel
 from s3bert.models.modeling_s3bert import S3BertModel
@@ -48,7 +52,7 @@ class UnsuitableError(ValueError):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A way to build an encoder of a size for sequences of so many tokens, and what a reader of its figures must know."""
+    """A way to build a model of a size for sequences of so many tokens, and what a reader of its figures must know."""
 
     build: Callable[..., PreTrainedModel]
     note: str = ""
@@ -57,7 +61,7 @@ class Baseline:
 def build_baseline(
     name: str, size: EncoderSize, length: int, device: torch.device | str = "cpu", exportable: bool = False
 ) -> PreTrainedModel:
-    """The encoder `name` with new weights, without a pooler where that is a choice, for sequences of `length` tokens.
+    """The model `name` with new weights, without a pooler where that is a choice, for sequences of `length` tokens.
 
     As in `from_pretrained` with a dtype, weights that a model wants in float32 stay so. An exportable S3BERT has no complex numbers.
 
@@ -163,13 +167,37 @@ def _ponet(size: EncoderSize, length: int) -> PreTrainedModel:
     return PoNetModel(config, add_pooling_layer=False)
 
 
-def _lra(size: EncoderSize, length: int, mixer: str) -> PreTrainedModel:
-    """The Long Range Arena encoder around a mixer with its own settings, S3's those of the size."""
+def _lra(size: EncoderSize, length: int, mixer: str, **settings: list[str]) -> PreTrainedModel:
+    """The Long Range Arena encoder around a mixer with its own settings but for those given, S3's those of the size."""
     of_s3 = {name: getattr(size, name) for name in ("num_segments", "num_row_samples", "num_column_samples")}
     of_s3 |= {"smoother_norm": size.smoother_norm, "smoother_dropout_prob": size.dropout}
     fields = {name: value for name, value in _fields(size, length).items() if name != "hidden_act"}
     fields["embedding_dropout_prob"] = size.dropout
-    return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else {}))
+    return LraModel(LraConfig(**fields, mixer=mixer, mixer_settings=of_s3 if mixer == "s3" else settings))
+
+
+def _gpt2(size: EncoderSize, length: int) -> PreTrainedModel:
+    config = GPT2Config(
+        vocab_size=size.vocab_size,
+        n_embd=size.hidden_size,
+        n_layer=size.num_hidden_layers,
+        n_head=size.num_attention_heads,
+        n_inner=size.intermediate_size,
+        n_positions=2 * length,  # generation goes on behind the length
+        activation_function="gelu",
+        resid_pdrop=size.dropout,
+        embd_pdrop=size.dropout,
+        attn_pdrop=size.dropout,
+        summary_first_dropout=size.dropout,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_implementation="sdpa",
+    )
+    return GPT2LMHeadModel(config)
+
+
+def _fmm(size: EncoderSize, length: int, bandwidth: int | None, kernels: list[str]) -> PreTrainedModel:
+    return FmmForCausalLM(FmmConfig(**_fields(size, length), bandwidth=bandwidth, kernels=kernels))
 
 
 BASELINES: dict[str, Baseline] = {
@@ -192,3 +220,21 @@ BASELINES: dict[str, Baseline] = {
 }
 ENCODERS = tuple(BASELINES)  # of text
 BASELINES |= {f"lra-{mixer}": Baseline(partial(_lra, mixer=mixer)) for mixer in MIXERS}
+BASELINES |= {
+    f"lra-fmm-{count}": Baseline(
+        partial(_lra, mixer="fmm", kernels=["elu", "elu_flip", "tanh"][:count]), f"a band of 5; kernels: {count}"
+    )
+    for count in (1, 2, 3)
+}
+LANGUAGE_MODELS: dict[str, Baseline] = {
+    "gpt2": Baseline(_gpt2, "Transformers' GPT-2, whose cache keeps every key and value; learned positions"),
+    "fmm-softmax": Baseline(partial(_fmm, bandwidth=None, kernels=[]), "keeps every key and value too"),
+    "fmm-linear": Baseline(partial(_fmm, bandwidth=0, kernels=["elu"])),
+    "fmm-fast-weights": Baseline(partial(_fmm, bandwidth=0, kernels=["delta_elu"])),
+    "fmm-band": Baseline(partial(_fmm, bandwidth=20, kernels=[]), "a band of 20"),
+    "fmm-linear-band": Baseline(partial(_fmm, bandwidth=20, kernels=["elu"]), "FMMformer: one kernel and a band of 20"),
+    "fmm-fast-weights-band": Baseline(
+        partial(_fmm, bandwidth=20, kernels=["delta_elu"]), "FMMformer: fast weights and a band of 20"
+    ),
+}
+BASELINES |= LANGUAGE_MODELS

@@ -8,24 +8,28 @@ from typing import Literal
 
 import torch
 from torch import nn
+from transformers.cache_utils import Cache, DynamicCache
 
 from s3bert.training.memory import Step, synchronize
 
 
-Mode = Literal["inference", "training", "training_step"]
+Mode = Literal["inference", "training", "training_step", "generation"]
 
 
 _SPAN = 0.02  # seconds that one timing lasts at least
 
 
 def make_step(model: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> Step:
-    """One step of an encoder on `batch`, as a function to call again and again.
+    """One step of a model on `batch`, as a function to call again and again.
 
     Args:
-        model: returns `last_hidden_state` (B, S, H); left in the state of training or evaluation that the mode needs.
+        model: returns hidden states (B, S, H), or logits (B, S, V), first; left in the state of training or evaluation that the mode needs.
         mode: "inference" is a forward without gradients; "training" a forward and the backward of a random weighted sum
-            of the last hidden states; "training_step" also clips the gradients and takes a step of fused AdamW.
+            of what it returns; "training_step" also clips the gradients and takes a step of fused AdamW; "generation" is
+            a `GenerationStep`.
     """
+    if mode == "generation":
+        return GenerationStep(model.eval(), batch["input_ids"])
     if mode == "inference":
         model.eval()
 
@@ -42,7 +46,7 @@ def make_step(model: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> S
 
     def train():
         nonlocal direction
-        states = model(**batch).last_hidden_state
+        states = model(**batch)[0]
         if direction is None:  # the same for every step; a constant one has no gradient under a LayerNorm
             direction = torch.randn_like(states) / states.numel() ** 0.5
         states.backward(direction)
@@ -53,6 +57,42 @@ def make_step(model: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> S
             parameter.grad = None
 
     return train
+
+
+class GenerationStep:
+    """The next token of every sequence, greedily and by a cache, as `generate` has it; the first call reads the prompt, (B, S).
+
+    A cache that grows is cut back now and then, so that every step is after S tokens, and a sixteenth more at most.
+    """
+
+    def __init__(self, model: nn.Module, prompt: torch.Tensor):
+        self.model, self.tokens, self.length = model, prompt, prompt.shape[1]
+        self.mask = torch.ones_like(prompt)
+        self.cache: Cache | None = None
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        output = self.model(
+            self.tokens, attention_mask=self.mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )
+        self.tokens, self.cache = output.logits.argmax(2), output.past_key_values
+        extra = self.cache.get_seq_length() - self.length
+        if isinstance(self.cache, DynamicCache) and extra > self.length // 16:
+            self.cache.crop(-extra)
+            self.mask = self.mask[:, : self.length]
+        self.mask = torch.cat([self.mask, torch.ones_like(self.tokens)], 1)
+
+    def cache_bytes(self) -> int:
+        """Of the tensors that the cache holds."""
+        return _tensor_bytes(self.cache)
+
+
+def _tensor_bytes(held: object) -> int:
+    """Of all tensors within an object."""
+    if isinstance(held, torch.Tensor):
+        return held.nbytes
+    inner = held if isinstance(held, list) else getattr(held, "__dict__", {}).values()
+    return sum(map(_tensor_bytes, inner))
 
 
 def interleaved_seconds(

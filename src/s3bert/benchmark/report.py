@@ -37,13 +37,14 @@ def time_exponent(seconds_per_token: dict[int, float]) -> float | None:
 
 
 def seconds_per_token(record: Record) -> float:
-    """Median over the rounds, padding counted as tokens."""
-    return quartiles(record["seconds"])[1] / (record["batch_size"] * record["length"])
+    """Median over the rounds, padding counted as tokens; a step of generation is of one token of each sequence."""
+    tokens = 1 if record["mode"] == "generation" else record["length"]
+    return quartiles(record["seconds"])[1] / (record["batch_size"] * tokens)
 
 
 def speed_report(results: Record) -> str:
     """Markdown: conditions, then for each mode tokens/s, ratios to the baseline, memory, and the paper's Table 4 layout."""
-    return "\n\n".join(["# Speed and peak memory of encoders", *_sections(results, "##")]) + "\n"
+    return "\n\n".join(["# Speed and peak memory", *_sections(results, "##")]) + "\n"
 
 
 def speed_sections(runs: Mapping[str, Record]) -> list[str]:
@@ -52,7 +53,7 @@ def speed_sections(runs: Mapping[str, Record]) -> list[str]:
 
 
 def speed_headline(runs: Mapping[str, Record]) -> tuple[str, str]:
-    """The width, mode and longest length of the first benchmark, and what S3 or S3BERT runs at, relative to the baseline."""
+    """The width, mode and longest length of the first benchmark, and what S3 or S3BERT, else every model, runs at, relative to the baseline."""
     results = next(iter(runs.values()))
     settings, threads = results["settings"], results["machine"]["num_threads"]
     timed = [record for record in results["speed"] if "relative" in record]
@@ -61,12 +62,15 @@ def speed_headline(runs: Mapping[str, Record]) -> tuple[str, str]:
         f"width {settings['hidden_size']}, {settings['num_hidden_layers']} layers, {threads} thread{'s' * (threads > 1)}, "
         f"{length:,} tokens"
     )
+    longest = [record for record in timed if record["length"] == length]
     found = [
         f"{record['mode'].replace('_', ' ')} {_relative(record)}"
-        for record in timed
-        if record["length"] == length and name_of(record) in ("s3bert", "lra-s3")
+        for record in longest
+        if name_of(record) in ("s3bert", "lra-s3")
     ]
-    return setting, f"S3's speed relative to {settings['baseline']} (quartiles): {', '.join(found)}"
+    others = [f"{name_of(record)} {_relative(record)}" for record in longest if record["model"] != settings["baseline"]]
+    whose = "S3's speed" if found else "Speed"
+    return setting, f"{whose} relative to {settings['baseline']} (quartiles): {', '.join(found or others)}"
 
 
 def _sections(results: Record, level: str) -> list[str]:
@@ -97,11 +101,12 @@ def _conditions(results: Record) -> str:
         f"{settings['padding']:.0%} of them padding, with a mask" if settings["padding"] else "no padding, no mask"
     )
     measured = {record["measured"] for record in results["memory"] if "measured" in record}
+    generates = any(record["mode"] == "generation" for record in results["speed"])
     lines = [
         f"{machine.get('accelerator', machine['processor'])}, {machine['num_threads']} threads on the CPU; "
         f"torch {machine['torch']}, Transformers {machine['transformers']}, Python {machine['python']}, s3bert {machine['s3bert']}.",
         f"Hidden size {settings['hidden_size']}, {settings['num_hidden_layers']} layers, {settings['num_attention_heads']} heads, "
-        f"feed-forward {settings['intermediate_size']}, vocabulary {settings['vocab_size']:,}, no head; S3BERT: r "
+        f"feed-forward {settings['intermediate_size']}, vocabulary {settings['vocab_size']:,}, {'with' if generates else 'no'} head; S3BERT: r "
         f"{settings['num_segments']}, s1 {settings['num_row_samples']}, s2 {settings['num_column_samples']}, "
         f"smoother norm {settings['smoother_norm']}.",
         f"{batch[0].upper()}{batch[1:]}, {padding}; dropout {settings['dropout']:g}; weights and activations in {settings['dtype']}; "
@@ -111,6 +116,11 @@ def _conditions(results: Record) -> str:
     ]
     engines = dict.fromkeys(map(engine_of, results["speed"]))
     lines += [f"`{engine}`: {ENGINES[engine]}." for engine in engines if engine != "torch"]
+    if generates:
+        lines.append(
+            "Generation: seconds of one more token after so many, greedily, as `generate` does it, reading the prompt not counted; "
+            "memory is of the cache and of a step."
+        )
     if "accelerator" not in machine:
         lines.append("Under glibc freed memory is kept for the next allocation while speed is measured.")
     if measured:
@@ -154,20 +164,28 @@ def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
     steps = {model: cells(speed, model, lambda r: f"{1 / quartiles(r['seconds'])[1]:.3g}") for model in models}
     columns = [f"steps/s {length}" for length in lengths]
     if memory:
-        mebibytes = {model: cells(memory, model, lambda r: f"{r['peak_bytes'] / 2**20:,.0f}") for model in models}
+        mebibytes = {model: cells(memory, model, lambda r: _mebibytes(r["peak_bytes"])) for model in models}
         parts.append(part("Peak memory, MiB", [*map(str, lengths)], mebibytes))
+        if mode == "generation":
+            kibibytes = {model: cells(memory, model, lambda r: f"{r['cache_bytes'] / 2**10:,.0f}") for model in models}
+            parts.append(part("Cache, KiB", [*map(str, lengths)], kibibytes))
         mebibytes = {model: cells(memory, model, lambda r: f"{r['model_bytes'] / 2**20:,.0f}") for model in models}
         title = "Weights and buffers, MiB (for inference S3BERT's hold folded filters)"
         parts.append(part(title, [*map(str, lengths)], mebibytes))
         columns += [f"GB {length}" for length in lengths]
         steps = {m: row + cells(memory, m, lambda r: f"{r['peak_bytes'] / 1e9:.3g}") for m, row in steps.items()}
-    parts.append(part("Steps per second and peak memory (the layout of the paper's Table 4)", columns, steps))
+    if mode != "generation":
+        parts.append(part("Steps per second and peak memory (the layout of the paper's Table 4)", columns, steps))
     return [f"{level} {mode.replace('_', ' ').capitalize()}", *parts]
 
 
 def _tokens_per_second(record: Record) -> str:
     first, median, third = quartiles(record["seconds"])
     return f"{1 / seconds_per_token(record):,.0f} ±{(third - first) / 2 / median:.0%}"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.0f}" if size >= 2**20 else f"{size / 2**20:.2g}"
 
 
 def _relative(record: Record) -> str:
@@ -184,7 +202,7 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
     ]
     measures = {"tokens/s": ("speed", lambda r: 1 / seconds_per_token(r) if "seconds" in r else None)}
     if any("peak_bytes" in record for results in runs.values() for record in results["memory"]):
-        label = "peak memory of a step (MiB)"
+        label = "peak memory (MiB)"
         measures[label] = ("memory", lambda r: r["peak_bytes"] / 2**20 if "peak_bytes" in r else None)
     models = list(dict.fromkeys(name_of(record) for results in runs.values() for record in results["speed"]))
     size = (6.5 * len(measures) + 2, 4.2 * len(modes))
@@ -199,10 +217,11 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_xticks(lengths, map(str, lengths))
-            axes.set(xlabel="tokens of a sequence", ylabel=label, title=mode.replace("_", " "))
+            xlabel = "tokens before the one that is generated" if mode == "generation" else "tokens of a sequence"
+            axes.set(xlabel=xlabel, ylabel=label, title=mode.replace("_", " "))
             axes.grid(alpha=0.3, which="both")
     handles = {}
     for axes in panels.flat:

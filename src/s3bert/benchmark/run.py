@@ -1,4 +1,4 @@
-"""Speed and peak memory of encoders side by side, over lengths and modes; every finished measurement is kept on disk.
+"""Speed and peak memory of models side by side, over lengths and modes; every finished measurement is kept on disk.
 
 A measurement is one model at one length in one mode by one engine. The speeds of a length and mode are measured together, round by round in one
 process; each memory figure comes from a process of its own. `results.json` is rewritten after each, so a run that was
@@ -25,9 +25,9 @@ from s3bert.training.execution import compile_in_place
 from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
 
 from .arguments import BenchmarkConfig, EncoderSize
-from .encoders import BASELINES, UnsuitableError, build_baseline
+from .encoders import BASELINES, LANGUAGE_MODELS, UnsuitableError, build_baseline
 from .engines import OnnxEncoder
-from .measure import Mode, interleaved_seconds, make_step
+from .measure import GenerationStep, Mode, interleaved_seconds, make_step
 from .profiling import profile_step
 from .results import Record, SpeedResults
 
@@ -65,9 +65,13 @@ class Measurement:
         """A new model on the device.
 
         Raises:
-            UnsuitableError: see `build_baseline`; ONNX Runtime in training, or on an accelerator.
+            UnsuitableError: see `build_baseline`; an encoder in generation; ONNX Runtime in training, or on an accelerator.
         """
+        if self.mode == "generation" and self.model not in LANGUAGE_MODELS:
+            raise UnsuitableError("an encoder, which does not generate")
         if self.engine in ("onnx", "int8"):
+            if self.model in LANGUAGE_MODELS:
+                raise UnsuitableError("ONNX Runtime is measured with encoders")
             if self.mode != "inference":
                 raise UnsuitableError("ONNX Runtime does not train")
             if self.config.device != "cpu":
@@ -182,7 +186,10 @@ def measure_speeds(measurements: list[Measurement]) -> list[Record]:
 
 
 def measure_memory(measurement: Measurement) -> Record:
-    """Peak memory of a step, in a process of its own: a record with `peak_bytes`, or `empty`, why there is none."""
+    """Peak memory of a step, in a process of its own: a record with `peak_bytes`, or `empty`, why there is none.
+
+    In generation the cache, `cache_bytes`, is part of the peak.
+    """
     context = _fresh_processes()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_memory, args=(measurement, sender))
@@ -215,14 +222,17 @@ def _send_memory(measurement: Measurement, sender: Connection) -> None:
         if measurement.engine in ("onnx", "int8"):
             raise UnsuitableError("ONNX Runtime keeps its memory from call to call")
         model = measurement.build()
-        peak, measured = peak_memory(
-            make_step(model, measurement.batch(), measurement.mode), torch.device(measurement.config.device)
-        )
+        step = make_step(model, measurement.batch(), measurement.mode)
+        peak, measured = peak_memory(step, torch.device(measurement.config.device))
     except Exception as error:
         sender.send(measurement.record(empty=_reason(error)))
         return
     model_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    sender.send(measurement.record(peak_bytes=peak, model_bytes=model_bytes, measured=measured))
+    figures = {"peak_bytes": peak, "model_bytes": model_bytes, "measured": measured}
+    if isinstance(step, GenerationStep):
+        figures["cache_bytes"] = step.cache_bytes()
+        figures["peak_bytes"] += figures["cache_bytes"]
+    sender.send(measurement.record(**figures))
 
 
 def profile_model(model: str, size: EncoderSize, config: BenchmarkConfig) -> str:

@@ -1,12 +1,12 @@
-"""Measures speed and peak memory of S3BERT and other encoders against length.
+"""Measures speed and peak memory of S3BERT and other models against length.
 
     s3bert benchmark --config benchmark/cpu --output_dir runs/benchmark
     s3bert benchmark --models s3bert bert --lengths 512 4096 --dtype bfloat16 --device cuda --torch_compile
 
-Encoders only, of the same size, as many tokens in every batch. Speeds are measured side by side, round by round, and told as medians with
-quartiles; each memory number comes from a fresh process. The output folder gets `results.json` (the seconds of every
-round), `results.md` (tables) and `speed.png`; with `--profile` also a `profile-<model>.md` for each model. The same call
-again goes on where it was stopped; a call with more models, lengths or modes adds them.
+Models of the same size, as many tokens in every batch; language models also generate (`--modes generation`). Speeds are measured side by
+side, round by round, and told as medians with quartiles; each memory number comes from a fresh process. The output folder gets
+`results.json` (the seconds of every round), `results.md` (tables) and `speed.png`; with `--profile` also a `profile-<model>.md` for each
+model. The same call again goes on where it was stopped; a call with more models, lengths or modes adds them.
 """
 
 import logging

@@ -117,7 +117,9 @@ def _loader(folder: Path) -> Callable[..., PreTrainedModel]:
 
     def load(**fields: str) -> PreTrainedModel:
         with reading(f"The model {folder}"):
-            return model_class.from_pretrained(folder, dtype="float32", **fields).eval()
+            model = model_class.from_pretrained(folder, dtype="float32", **fields).eval()
+        model.config.use_cache = False  # a program returns no cache of a language model
+        return model
 
     return load
 

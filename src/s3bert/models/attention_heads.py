@@ -58,7 +58,9 @@ class HeadAttention(nn.Module):
 
 def zero_padded_keys(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """(B, h, S, ...) with zeros at padding."""
-    return states if mask is None else states.masked_fill(~mask.view(len(mask), 1, -1, *[1] * (states.dim() - 3)), 0)
+    return (
+        states if mask is None else states.masked_fill(~mask.view(mask.shape[0], 1, -1, *[1] * (states.dim() - 3)), 0)
+    )
 
 
 def real_lengths(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

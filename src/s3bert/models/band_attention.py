@@ -20,6 +20,16 @@ def _with_neighbours(states: torch.Tensor, chunk: int, before: int, after: int) 
     return torch.cat([left, blocks, right], 3)
 
 
+def _masked_attention(query, key, value, mask, bandwidth, causal):
+    """The same with a matrix of token pairs, in evaluation."""
+    places = torch.arange(query.shape[2], device=query.device)
+    offsets = places - places[:, None]
+    allowed = (offsets > -bandwidth) & (offsets < (1 if causal else bandwidth))
+    if mask is not None:
+        allowed = (allowed & mask[:, None, None]) | (offsets == 0)  # (B, 1, S, S)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
+
+
 def band_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -37,6 +47,8 @@ def band_attention(
         mask: (B, S), True at real tokens. bandwidth: k, 1 at least. causal: none of the places after the token. dropout: on the weights.
     """
     length = query.shape[2]
+    if torch.compiler.is_exporting():  # for all lengths, on which the number of blocks would hang
+        return _masked_attention(query, key, value, mask, bandwidth, causal)
     before = min(bandwidth, length) - 1
     after = 0 if causal else before
     chunk = max(_SMALLEST_CHUNK, before)

@@ -30,9 +30,10 @@ def delta_rule(
     """
     length, features = query.shape[2:]
     if past is not None and length == 1:
-        past = past + key.transpose(2, 3) @ (strength * (value - key @ past))
+        past = torch.addcmul(past, key.transpose(2, 3), strength * (value - key @ past))
         return query @ past, past
-    size = min(_DELTA_CHUNK, length)
+    # A program that is exported for all lengths has no loop.
+    size = length if torch.compiler.is_exporting() else min(_DELTA_CHUNK, length)
     # (B, h, chunks, c, ...)
     query, key, value, strength = (
         F.pad(states, (0, 0, 0, -length % size)).unflatten(2, (-1, size)) for states in (query, key, value, strength)

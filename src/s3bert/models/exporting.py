@@ -6,6 +6,7 @@ them. This module stays in the package, and imports the packages of the extra `e
 
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,12 +74,24 @@ def export_program(model: PreTrainedModel, longest: int, names: Sequence[str] | 
 
 
 def save_onnx(program: ExportedProgram, file: Path) -> None:
-    """Writes a program as ONNX, its outputs under the names of the model's; beyond 2 GB the weights lie in a file beside it."""
+    """Writes a program as ONNX, its outputs under the names of the model's; beyond 2 GB the weights lie in a file beside it.
+
+    Raises:
+        ValueError: an operation that ONNX does not have.
+    """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     names = program.call_spec.out_spec.context
     with _quiet():
-        written = torch.onnx.export(program, (), output_names=names, dynamo=True, verbose=False)
+        try:
+            written = torch.onnx.export(program, (), output_names=names, dynamo=True, verbose=False)
+        except torch.onnx.OnnxExporterError as error:
+            operation = re.search(r"op='([\w.]+)'", str(error))
+            if operation is None:
+                raise
+            raise ValueError(
+                f"The model computes {operation[1]}, which ONNX does not have: export it as pt2 alone."
+            ) from error
         assert written is not None, "it is only where a file is named"
         ClearMetadataAndDocStringPass()(written.model)  # each node's stack trace, with this machine's paths
         written.save(file)

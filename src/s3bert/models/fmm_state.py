@@ -21,6 +21,7 @@ class FmmState:
     def reset(self) -> None:
         """Forgets all."""
         self.places = 0  # read, padding among them
+        self.unmasked = 0  # of them, the last ones that came without a mask: real tokens all
         self.tokens: torch.Tensor | None = None  # real ones of each sequence, (B,)
         self.keys: torch.Tensor | None = None  # (B, h, w, p)
         self.values: torch.Tensor | None = None
@@ -30,26 +31,28 @@ class FmmState:
 
     def extend(
         self, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Takes in new keys and values, (B, h, S, p), and their mask (B, S); returns all three with the window's before them.
 
-        The last w of them are the window from then on.
+        The last w of them are the window from then on. The mask is None where the window is full and came without one.
         """
         batch, heads, length, size = key.shape
         if self.tokens is None or self.keys is None or self.values is None or self.real is None:
             self.tokens = torch.zeros(batch, dtype=torch.long, device=key.device)
             self.keys = self.values = key.new_zeros(batch, heads, self.window, size)
             self.real = torch.zeros(batch, self.window, dtype=torch.bool, device=key.device)
-        new = torch.ones(batch, length, dtype=torch.bool, device=key.device) if mask is None else mask
         self.places += length
-        self.tokens = self.tokens + new.sum(1)
+        self.unmasked = self.unmasked + length if mask is None else 0
+        self.tokens = self.tokens + (length if mask is None else mask.sum(1))
         if not self.window:
-            return key, value, new
-        keys, values = torch.cat([self.keys, key], 2), torch.cat([self.values, value], 2)
-        real = torch.cat([self.real, new], 1)
+            return key, value, mask
+        keys, values, real = torch.cat([self.keys, key], 2), torch.cat([self.values, value], 2), None
         # Clones: views would keep the whole prompt.
         self.keys, self.values = keys[:, :, length:].clone(), values[:, :, length:].clone()
-        self.real = real[:, length:].clone()
+        if self.unmasked < self.window + length:  # beyond that the window's flags are set, and stay so
+            new = self.real.new_ones(batch, length) if mask is None else mask
+            real = torch.cat([self.real, new], 1)
+            self.real = real[:, length:].clone()
         return keys, values, real
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -124,24 +124,26 @@ class FmmAttention(HeadAttention):
             return self._blended(near, far)
 
     def _blended(self, near, far):
-        if self.far_weight is None:  # one part, or a sum
-            return sum(far) if near is None else near
-        if self.blend == "sigmoid":
-            weighted = self.far_weight.sigmoid()[:, None, None] * sum(far)
-        else:
-            weighted = sum(weight[:, None] * states for weight, states in zip(self.far_weight, far, strict=True))
+        if self.far_weight is not None and self.blend == "per_channel":
+            far = [weight[:, None] * states for weight, states in zip(self.far_weight, far, strict=True)]
+        if not far:
+            return near
+        total = sum(far[1:], far[0])  # not from 0, which would be an addition more
+        if self.far_weight is not None and self.blend == "sigmoid":
+            total = self.far_weight.sigmoid()[:, None, None] * total
         if self.near_weight is None:
-            return weighted
+            return total
         share = self.near_weight.sigmoid()[:, None] if self.blend == "sigmoid" else self.near_weight
-        return share[:, None] * near + weighted
+        return torch.addcmul(total, share[:, None], near)
 
     def _near_field(self, query, key, value, mask):
         """The band's softmax; keys and values begin with those of a window before the queries, if there is one."""
         length, window = query.shape[2], key.shape[2] - query.shape[2]
         if window and length == 1:  # all that is there is in the band
-            itself = torch.arange(window + 1, device=key.device) == window
-            dropout = self.dropout.p if self.training else 0.0
-            allowed = (mask | itself)[:, None, None]  # (B, 1, 1, k)
+            dropout, allowed = self.dropout.p if self.training else 0.0, None
+            if mask is not None:
+                itself = torch.arange(window + 1, device=key.device) == window
+                allowed = (mask | itself)[:, None, None]  # (B, 1, 1, k)
             return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout)
         if window:
             query = F.pad(query, (0, 0, window, 0))

@@ -55,10 +55,11 @@ def causal_feature_sums(
     """
     length = query.shape[2]
     if past is not None and length == 1:
-        past = past + key.transpose(2, 3) @ F.pad(value, (0, 1), value=1.0)
+        past = torch.addcmul(past, key.transpose(2, 3), F.pad(value, (0, 1), value=1.0))
         sums = query @ past
         return sums[..., :-1], sums[..., -1:], past
-    size = min(_CHUNK, length)
+    # The number of chunks of a program that is exported for all lengths would hang on the length.
+    size = length if torch.compiler.is_exporting() else min(_CHUNK, length)
     # (B, h, S / c, c, ...): products within a chunk, and a sum over the chunks before it.
     query, key, value = (
         F.pad(states, (0, 0, 0, -length % size)).unflatten(2, (-1, size)) for states in (query, key, value)

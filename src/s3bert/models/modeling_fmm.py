@@ -157,13 +157,13 @@ class FmmModel(FmmPreTrainedModel):
             check_cache(cache, self.config, batch)
             places = cache.get_seq_length()
         mask = None if attention_mask is None else real_tokens(attention_mask, torch.Size((batch, places + length)))
+        if mask is not None:  # an FmmCache keeps what it needs of the mask before
+            mask = simplest(mask if isinstance(cache, DynamicCache) else mask[:, places:])
         if position_ids is None:
             positions = self._numbers(mask, length, 0 if cache is None else tokens_read(cache))
         else:
             positions = position_ids
             check_ids("position_ids", positions, torch.Size((batch, length)), 2**31, "number tokens from 0")
-        if mask is not None:  # an FmmCache keeps what it needs of the mask before
-            mask = simplest(mask if isinstance(cache, DynamicCache) else mask[:, places:])
 
         embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         scaled = embeddings * self.config.hidden_size**0.5
@@ -187,9 +187,11 @@ class FmmModel(FmmPreTrainedModel):
 
     def _numbers(self, mask: torch.Tensor | None, length: int, before: torch.Tensor | int) -> torch.Tensor:
         """The new tokens' numbers among the real ones of their sequence, (B, S) or (1, S); those of padding are of no use."""
-        if mask is not None:
-            return (mask.cumsum(1)[:, -length:] - 1).clamp(min=0)
-        return torch.arange(length, device=self.word_embeddings.weight.device)[None] + before
+        if mask is None:
+            return torch.arange(length, device=self.word_embeddings.weight.device)[None] + before
+        if mask.shape[1] > length:  # it counts those before too
+            before = 0
+        return (mask.cumsum(1)[:, -length:] + (before - 1)).clamp(min=0)
 
     def _embedded(self, positions: torch.Tensor) -> torch.Tensor:
         """Embeddings (..., H) of positions: of the table, or sines and cosines of wavelengths from 2 pi to 10,000 times that.
@@ -269,6 +271,7 @@ class FmmForCausalLM(FmmPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | list[int] | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, S, V), or of the tokens to keep; with labels the mean cross entropy of each token after the first.
@@ -277,12 +280,17 @@ class FmmForCausalLM(FmmPreTrainedModel, GenerationMixin):
             labels: (B, S), the inputs themselves, -100 where no loss is wanted: they are shifted here, as in Transformers.
             logits_to_keep: so many last tokens' logits, or those of given places; 0 for all. The loss is of all.
             num_items_in_batch: what to divide the loss by in place of the number of its labels.
+            output_attentions: PEFT hands it on; there are no weights to return.
 
         In training, an adaptive softmax gives the loss alone: its logits, (B, S, V), are what it saves.
 
         Raises:
-            ValueError: what `FmmModel` refuses; a label outside the vocabulary.
+            ValueError: what `FmmModel` refuses; a label outside the vocabulary; `output_attentions`.
         """
+        if output_attentions:
+            raise ValueError(
+                "output_attentions = True: linear attention and fast weights form no weights; leave it out."
+            )
         outputs = self.fmm(
             input_ids=input_ids,
             attention_mask=attention_mask,
