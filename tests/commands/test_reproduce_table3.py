@@ -18,6 +18,8 @@ from huggingface_hub import ModelCard
 
 from s3bert.arguments import parse_arguments
 from s3bert.commands import reproduce_table3
+from s3bert.experiments.budget import Budget
+from s3bert.experiments.table3 import Comparison
 from s3bert.reports.published import GLUE_SCORES
 from s3bert.reports.table3 import average_name, markdown, plot_comparison, verdict
 from s3bert.tasks.glue import TABLE_3
@@ -165,6 +167,16 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
     assert budget.steps(budget.tokens) == 1_000_000
     assert round(budget.warmup_shares[0] * budget.steps(budget.tokens)) == 5000
     assert "accelerate.commands.launch" in budget.command("pretrain_mlm")
+
+
+def test_minutes_are_steps_at_the_speed_of_short_and_of_whole_sequences(tmp_path):
+    how = dict(models=["bert"], size="tiny", task_name=["none"], pretrain_config="pretrain/smoke")
+    comparison = Comparison(Budget(str(tmp_path), **how, minutes=1.0), "")
+    seconds = {5: 9.0, 10: 10.0, 15: 11.0, 20: 30.0, 25: 33.0, 30: 36.0}  # 0.2 a step on short ones, 0.6 on whole ones
+    records = [json.dumps({"step": step, "tokens": 1, "seconds": time}) for step, time in seconds.items()]
+    (tmp_path / "speed" / "bert").mkdir(parents=True)
+    (tmp_path / "speed" / "bert" / "log.jsonl").write_text("\n".join(records) + "\n")
+    assert comparison.steps("bert") == round(60 / (0.3 * 0.2 + 0.7 * 0.6))
 
 
 def test_minutes_on_a_gpu_compare_models_and_not_the_number_of_kernels_they_launch():

@@ -119,6 +119,12 @@ class Budget(Arguments):
         sequences = entries.get("global_batch_size", sequences * self.num_processes)
         return max(1, round(tokens / (sequences * self.max_seq_length)))
 
+    @property
+    def short_share(self) -> float:
+        """Share of a pretraining's steps that read short sequences."""
+        entries = read_entries(Path(self.pretrain_config))
+        return entries.get("short_seq_share", 0.3) if entries.get("short_seq_length") else 0.0
+
     def command(self, name: str, *words: object) -> tuple[str, ...]:
         """A command of this project with arguments; pretraining by accelerate where there are several processes."""
         launcher = ["-m", "accelerate.commands.launch", "--num_processes", self.num_processes]
@@ -129,12 +135,9 @@ class Budget(Arguments):
 
     def in_words(self, corpus: str) -> str:
         cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
-        entries = read_entries(Path(self.pretrain_config))
         short = ""
-        if length := entries.get("short_seq_length"):
-            share = entries.get("short_seq_share")
-            first = f"the first {share:.0%} of the steps" if share else "the first steps"
-            short = f", {first} on sequences of {length}"
+        if length := read_entries(Path(self.pretrain_config)).get("short_seq_length"):
+            short = f", the first {self.short_share:.0%} of the steps on sequences of {length}"
         times = f" Times are those of {self.jobs} jobs side by side." if self.jobs > 1 else ""
         blocks = f"blocks of {self.max_seq_length} tokens{short}, seed {self.seed}"
         return f"Size {self.size}; each model pretrained for {cost} on {corpus}, {blocks}.{times}"

@@ -22,7 +22,7 @@ from s3bert.training.settings import differences, in_words, settings_of
 from .budget import Budget, Setting
 
 
-_SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget
+_SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget; half of them on short sequences, if there are any
 _RESULT = "all_results.json"
 
 
@@ -118,7 +118,7 @@ class Comparison:
             )
         self.prepare()
         if budget.minutes is not None:  # one at a time: a neighbour would slow them down
-            often = ("--logging_steps", _SPEED_STEPS // 3)  # the first third, which starts up, does not count
+            often = ("--logging_steps", _SPEED_STEPS // 6, "--short_seq_share", 0.5)
             setting = budget.settings[0]
             self._run([self._pretraining("speed", model, _SPEED_STEPS, setting, *often) for model in budget.models], 1)
         if len(budget.settings) > 1:
@@ -134,9 +134,11 @@ class Comparison:
         if self.budget.minutes is None:
             return self.budget.steps(self.budget.tokens)
         records = read_log(self._folder("speed", model) / "log.jsonl")
-        first, *_, last = [record for record in records if "tokens" in record]
-        speed = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
-        return self.budget.steps(60 * self.budget.minutes * speed)
+        seconds = {record["step"]: record["seconds"] for record in records if "tokens" in record}
+        sixth = _SPEED_STEPS // 6  # the first sixth of each half does not count: there something starts up
+        short, whole = ((seconds[half * sixth] - seconds[(half - 2) * sixth]) / (2 * sixth) for half in (3, 6))
+        share = self.budget.short_share
+        return max(1, round(60 * self.budget.minutes / (share * short + (1 - share) * whole)))
 
     def search(self, model: str) -> list[dict[str, Any]]:
         """Each setting tried, its held-out loss and the job that says so; None for both where it diverged."""
