@@ -347,10 +347,10 @@ def _multiply_pairs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The product of complex numbers held as pairs (..., 2), as a complex tensor."""
     if not torch.compiler.is_compiling():
         return torch.view_as_complex(left) * torch.view_as_complex(right)
-    # Compilers generate no complex arithmetic.
+    # Compilers generate no complex arithmetic, and copy where complex numbers are put together from two tensors.
     real = left[..., 0] * right[..., 0] - left[..., 1] * right[..., 1]
     imaginary = left[..., 0] * right[..., 1] + left[..., 1] * right[..., 0]
-    return torch.complex(real, imaginary)
+    return torch.view_as_complex(torch.stack((real, imaginary), -1))
 
 
 def convolve(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
