@@ -115,6 +115,7 @@ class SkeletonAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Algorithm 1 of queries (B, h, S, p) and of keys and values where they are read, (B, h, s1, p) and (B, h, S, s2); as
         `forward` returns it."""
+        query = query.contiguous()  # once: each product would copy it
         mixed, row_weights = [], None
         if self.use_row_attention:
             key, value = row_parts
