@@ -435,6 +435,8 @@ def test_the_exportable_smoother_is_exact_to_the_rounding_of_its_sums_up_to_4096
 )
 def test_auto_picks_the_attention_form_by_its_cost(batch, length, head_size, rows, columns, form):
     assert cheapest_attention_form(length, head_size, rows, columns, batch) == form
+    fused = cheapest_attention_form(length, head_size, rows, columns, batch, fused=True)
+    assert fused == ("skip_kv" if form == "low_rank" else form)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def _fourier_measure(measures: dict[str, float]):
         branches = (smoother.fourier_convolution(states), states)  # m, x: the stem's order
         weights = smoother.stem.weight.chunk(2, 1)
         outputs = [
-            F.conv1d(branch.transpose(1, 2), weight, padding=smoother.stem.padding, groups=smoother.stem.groups)
+            F.conv1d(branch.transpose(1, 2), weight, padding=smoother.stem.padding, groups=smoother.stem_groups)
             for branch, weight in zip(branches, weights, strict=True)
         ]
         fourier, direct = (output.double().var((0, 2)).sum() for output in outputs)

@@ -33,7 +33,7 @@ def cheapest_smoother_form(batch: int, length: int, smoother: Smoother) -> str:
 
 def folding_saves(smoother: Smoother) -> bool:
     """Whether a folded filter, once there, makes a forward shorter: with as many segments as channels it does not."""
-    if smoother.stem.groups > 1:  # a depthwise stem is no product
+    if smoother.stem_groups > 1:  # a depthwise stem is no product
         return False
     hidden_size, _, kernel_size = smoother.stem.weight.shape
     return 8 * smoother.num_segments <= kernel_size * hidden_size
@@ -70,7 +70,7 @@ def short_smoother(
     # The filter's output goes on beyond the last token, and the stem's kernel of 3 would carry it back.
     inputs = in_product_dtype(inputs)
     smoothed = zero_padding(smoothed.to(inputs.dtype), mask)
-    if smoother.stem.groups == 1:
+    if smoother.stem_groups == 1:
         features = convolve(torch.cat((smoothed, inputs), 2), weight, bias)
     else:
         filtered, passed = weight.chunk(2, 1)  # the parts that read m and x

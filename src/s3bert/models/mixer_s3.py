@@ -166,7 +166,8 @@ def _attention_form(attention: SkeletonAttention, projection: nn.Module, hidden_
     if torch.compiler.is_exporting():  # the graph is used at all sizes: the rule takes the landmarks' length
         batch, length = None, attention.landmark_length
     samples = attention.num_row_samples, attention.num_column_samples
-    form = cheapest_attention_form(length, attention.head_size, *samples, batch)
+    fused = torch.compiler.is_compiling() and hidden_states.device.type != "cpu"
+    form = cheapest_attention_form(length, attention.head_size, *samples, batch, fused)
     if form == "low_rank":
         norms = [getattr(attention, name) for name in ("row_norm", "column_norm") if hasattr(attention, name)]
         plain = is_plain(projection) and is_plain(attention.query)
@@ -205,7 +206,7 @@ def initialize_s3(module: nn.Module) -> None:
     if isinstance(module, Smoother):
         if module.use_fourier_convolution:
             module.initialize_filter(init)
-        if module.use_convolution_stem and module.stem.groups > 1:
+        if module.use_convolution_stem and module.stem_groups > 1:
             init.kaiming_uniform_(module.stem.weight, 5**0.5)
     elif isinstance(module, PositionBatchNorm):
         init.ones_(module.weight)

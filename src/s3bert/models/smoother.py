@@ -86,8 +86,8 @@ class Smoother(nn.Module):
             self.initialize_filter()
         if use_convolution_stem:
             inputs = (1 + use_fourier_convolution) * hidden_size
-            groups, size = hidden_size if stem == "depthwise" else 1, 1 if stem == "pointwise" else 3
-            self.stem = nn.Conv1d(inputs, hidden_size, size, padding=size // 2, groups=groups)
+            self.stem_groups, size = hidden_size if stem == "depthwise" else 1, 1 if stem == "pointwise" else 3
+            self.stem = nn.Conv1d(inputs, hidden_size, size, padding=size // 2, groups=self.stem_groups)
             self.norm = PositionBatchNorm(max_length) if norm == "batch" else nn.LayerNorm(hidden_size, layer_norm_eps)
             self.dropout = nn.Dropout(dropout)
 
@@ -108,7 +108,7 @@ class Smoother(nn.Module):
             return smoothed
         both = inputs
         if self.use_fourier_convolution:  # each group of the stem reads its channels of m, then those of x
-            groups = [part.unflatten(2, (self.stem.groups, -1)) for part in (smoothed, inputs)]
+            groups = [part.unflatten(2, (self.stem_groups, -1)) for part in (smoothed, inputs)]
             both = torch.cat(groups, 3).flatten(2)  # (B, S, 2 H)
         features = self.stem(both.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
         return self.activate(features, mask, numbers)
