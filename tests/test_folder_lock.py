@@ -113,6 +113,7 @@ def test_folders_made_for_nothing_go_again_and_no_others(tmp_path):
 
 # What each command takes to get as far as its folder; `run` is that folder.
 WORDS = {
+    "convert": "--model_name_or_path none --output_dir run",
     "pretrain": "--dataset_name synthetic --output_dir run",
     "pretrain-clm": "--dataset_name synthetic --output_dir run",
     "compare-clm": "--dataset_name synthetic --config_name model/fmmformer-mini --output_dir run",

@@ -31,6 +31,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("demo"),
     "prepare-corpus": Command("prepare_corpus"),
+    "convert": Command("convert"),
     "pretrain": Command("pretrain_mlm"),
     "pretrain-clm": Command("pretrain_clm"),
     "eval-perplexity": Command("eval_perplexity"),
