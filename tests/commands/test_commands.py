@@ -218,6 +218,24 @@ def test_a_streamed_corpus_trains_and_resumes_to_the_last_digit(tmp_path):
     assert [record.get("loss") for record in resumed.history] == [record.get("loss") for record in whole.history]
 
 
+def test_a_run_learns_from_a_teacher_of_the_corpus_alone_and_keeps_it(pretrained, corpus, tmp_path):
+    words, run = ["--model_type", "s3bert", "--teacher_name_or_path", str(pretrained)], tmp_path / "run"
+    taught = pretrain(corpus, run, *words)
+    assert taught.history[0]["loss"] != json.loads((pretrained / "log.jsonl").read_text().splitlines()[0])["loss"]
+    other = tmp_path / "other"
+    shutil.copytree(pretrained, other)
+    model = AutoModelForMaskedLM.from_pretrained(other)
+    model.cls.predictions.bias.data += 1
+    model.save_pretrained(other)
+    words[-1] = str(other)
+    with pytest.raises(ValueError, match=r"teacher: '\w+\.\.\.\w+' -> "):
+        pretrain(corpus, run, *words, "--resume_from_checkpoint", "latest")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"[MASK]"', '"[BLANK]"'))
+    with pytest.raises(ValueError, match="has another vocabulary than the corpus"):
+        pretrain(corpus, tmp_path / "second", *words)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

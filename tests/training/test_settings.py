@@ -36,7 +36,7 @@ FREE = {
     "preprocessing_num_workers overwrite_cache",
     "experiments.arguments.ModelArguments": "model_name_or_path config_name model_type config_overrides",
     "experiments.arguments.HubArguments": "push_to_hub hub_model_id",
-    "commands.pretrain_mlm.MlmArguments": "",
+    "commands.pretrain_mlm.MlmArguments": "teacher_name_or_path",
     "commands.pretrain_clm.ClmArguments": "",
     "commands.run_glue.ModelArguments": "model_name_or_path",
     "commands.run_glue.GlueArguments": "task_name dataset_name max_train_samples max_eval_samples push_to_hub hub_model_id",

@@ -22,6 +22,8 @@ from s3bert.training.arguments import TrainingConfig
 
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from s3bert.training.loop import TrainingResult
 
 
@@ -49,6 +51,17 @@ class MlmArguments(Arguments):
     max_eval_blocks: int | None = option(
         least=1, help="held-out blocks to evaluate on; all of them by default", default=None
     )
+    teacher_name_or_path: str | None = option(
+        free=True,
+        help="masked LM of the same vocabulary to learn from too, by its distribution at masked positions: a folder or a Hub id",
+        default=None,
+    )
+    distillation_weight: float = option(
+        least=0, most=1, help="share of the teacher's loss; the rest is the masked tokens'", default=0.5
+    )
+    distillation_temperature: float = option(
+        above=0, help="what both models' logits are divided by for the teacher's loss", default=2.0
+    )
 
 
 def main(argv: list[str] | None = None) -> "TrainingResult":
@@ -58,7 +71,8 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     )
     from s3bert.data.corpus import Corpus
     from s3bert.data.steps import Steps
-    from s3bert.experiments.pretraining import MASKED, PretrainingArguments, pretrain, short_sequences
+    from s3bert.experiments.distillation import Distillation
+    from s3bert.experiments.pretraining import MASKED, PretrainingArguments, load_teacher, pretrain, short_sequences
     from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
 
     def masking(corpus: Corpus) -> Masking:
@@ -72,8 +86,17 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         blocks, size = corpus.split("validation"), training.per_device_eval_batch_size
         return MlmEvaluation(blocks, masking(corpus), size, mlm.max_eval_blocks)
 
+    def distillation(corpus: Corpus, model: "PreTrainedModel") -> Distillation | None:
+        if mlm.teacher_name_or_path is None:
+            return None
+        teacher = load_teacher(
+            mlm.teacher_name_or_path, corpus, model.config.vocab_size, model_arguments.trust_remote_code
+        )
+        return Distillation(teacher, mlm.distillation_weight, mlm.distillation_temperature)
+
     arguments = PretrainingArguments(model_arguments, data, mlm, hub, training)
-    return pretrain(MASKED, arguments, batches, held_out, _NEXT, sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -47,6 +48,7 @@ from s3bert.training.processes import locked_for_run, process_state
 from s3bert.training.settings import changes_in_words, settings_of
 
 from .arguments import HubArguments, ModelArguments
+from .distillation import Distillation
 
 
 logger = logging.getLogger(__name__)
@@ -123,18 +125,20 @@ def pretrain(
     evaluation_of: Callable[[Corpus], MlmEvaluation | ClmEvaluation],
     next_steps: str,
     words: list[str],
+    distillation_of: Callable[[Corpus, PreTrainedModel], Distillation | None] = lambda corpus, model: None,
 ) -> TrainingResult:
     """Prepares the corpus, trains, and publishes; as the commands' docstrings say.
 
     Args:
         batches_of: the batches of a corpus, of the blocks that each step reads. evaluation_of: of its held-out blocks.
         next_steps: what to print of a finished run, with its {folder} and the {length} of its sequences. words: of the command line.
+        distillation_of: from which teacher the model is to learn too, if from one.
 
     Raises:
-        ValueError: an argument that cannot be; a corpus that was prepared for another objective.
+        ValueError: an argument that cannot be; a corpus that was prepared for another objective; a teacher of another vocabulary.
     """
     with locked_for_run(Path(arguments.training.output_dir)):
-        return _pretrain(objective, arguments, batches_of, evaluation_of, next_steps, words)
+        return _pretrain(objective, arguments, batches_of, evaluation_of, next_steps, words, distillation_of)
 
 
 def _pretrain(
@@ -144,6 +148,7 @@ def _pretrain(
     evaluation_of: Callable[[Corpus], MlmEvaluation | ClmEvaluation],
     next_steps: str,
     words: list[str],
+    distillation_of: Callable[[Corpus, PreTrainedModel], Distillation | None],
 ) -> TrainingResult:
     data, training = arguments.data, arguments.training
     folder, processes = Path(training.output_dir), process_state()
@@ -162,11 +167,15 @@ def _pretrain(
         steps = PackedSteps(corpus.split("train"), training.sequences_per_step, training.seed)
     batches, held_out = batches_of(corpus, steps), evaluation_of(corpus)
     start = arguments.model.model_name_or_path
+    distillation = distillation_of(corpus, model)
     settings = settings_of(arguments.model, data, arguments.objective) | {
         "corpus": corpus.fingerprint,
         "per_device_eval_batch_size": training.per_device_eval_batch_size,  # of which held-out masks are drawn
         "weights": weights_digest(start, model.config) if start else None,
     }
+    if objective is MASKED:
+        teacher = distillation and distillation.teacher
+        settings["teacher"] = teacher and weights_digest(teacher.name_or_path, teacher.config)
     file = folder / "arguments.yaml"
     if processes.is_main_process and not all_checkpoints(folder):  # it tells of those, until they have proved to fit
         save_arguments(file, *arguments)
@@ -177,7 +186,8 @@ def _pretrain(
         sample = {name: held_out.batches[0][name][:size] for name in ("input_ids", "labels")}
         flops = training_flops(model, sample)
         flops = flops and round(flops / sample["input_ids"].numel())
-    result = train(model, batches, training, evaluate=held_out, tokenizer=corpus.tokenizer, settings=settings)
+    around = {"around_step": distillation} if distillation else {}
+    result = train(model, batches, training, held_out, corpus.tokenizer, settings=settings, **around)
     if processes.is_main_process:
         save_arguments(file, *arguments)
         launcher = ["s3bert", objective.command]
@@ -269,6 +279,30 @@ def build_model(
             "prepare the corpus with a shorter --max_seq_length."
         )
     return model
+
+
+def load_teacher(
+    name: str, corpus: Corpus | StreamingCorpus, vocab_size: int, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The masked LM to distil from, for a student of `vocab_size` on a corpus.
+
+    Raises:
+        ValueError: as `build_model`; its tokenizer is not the corpus's, or its logits are more or fewer than the student's.
+    """
+    remote = {"trust_remote_code": trust_remote_code}
+    teacher = build_model(MASKED, corpus.tokenizer, corpus.block_size, model_name_or_path=name, **remote)
+    with reading(f"The tokenizer {name}"):
+        tokenizer = AutoTokenizer.from_pretrained(name, **remote)
+    if tokenizer.get_vocab() != corpus.tokenizer.get_vocab():
+        raise ValueError(
+            f"The teacher {name} has another vocabulary than the corpus, and what it says of a token would be of another one: prepare "
+            f"the corpus with --tokenizer_name {name}, or name another teacher."
+        )
+    if teacher.config.vocab_size != vocab_size:
+        raise ValueError(
+            f"The teacher {name} has {teacher.config.vocab_size:,} logits, the model {vocab_size:,}: name a teacher of as many."
+        )
+    return teacher
 
 
 def new_config(

@@ -75,7 +75,8 @@ class Taken(NamedTuple):
 
 
 def converted_config(source: PreTrainedConfig) -> S3BertConfig:
-    """Of an S3BERT of the source's size. Dropout in the smoother is 0: it would be noise of the size of SHIFT.
+    """Of an S3BERT of the source's size. Dropout in the smoother is 0: it would be noise of the size of SHIFT. Training decodes
+    masked positions alone.
 
     Raises:
         ValueError: the source is no BERT, or one that S3BERT has no place for.
@@ -98,6 +99,7 @@ def converted_config(source: PreTrainedConfig) -> S3BertConfig:
         "max_position_embeddings": source.max_position_embeddings - _first_position(source),
         "num_segments": math.gcd(8, source.hidden_size),
         "smoother_dropout_prob": 0.0,
+        "sparse_prediction": True,
     }
     same = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "initializer_range"]
     same += ["pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"]
