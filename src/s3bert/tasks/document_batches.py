@@ -123,7 +123,7 @@ class DocumentEvaluation:
         """
         began = time.perf_counter()
         logits = self.logits(model, accelerator)
-        seconds = {"seconds_per_document": (time.perf_counter() - began) / len(logits)}
+        seconds = {"seconds_per_document": round((time.perf_counter() - began) / len(logits), 6)}
         if not torch.isfinite(logits).all():
             raise FloatingPointError("The model's outputs are not finite.")
         predictions = logits.argmax(-1)  # (documents,)

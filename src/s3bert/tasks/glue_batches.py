@@ -143,3 +143,36 @@ class GlueEvaluation:
         names = self.task.label_names
         lines = [f"{i}\t{f'{p:.3f}' if names is None else names[p]}" for i, p in enumerate(predictions)]
         write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")
+
+
+def write_submission(
+    file: Path,
+    rows: Dataset,
+    task: GlueTask,
+    encoded: EncodedRows,
+    model: nn.Module,
+    accelerator: Accelerator,
+    batch_size: int,
+) -> None:
+    """Writes predictions of test rows as GLUE's server takes them: a row's index and label, STS-B's scores within 0 and 5.
+
+    Every process computes, the main one writes.
+
+    Args:
+        rows, encoded: the test rows, and the same as the model sees them.
+
+    Raises:
+        FloatingPointError: the model's outputs are not finite.
+    """
+    logits = all_logits(model, accelerator, encoded, batch_size, task.num_labels)
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError(f"{file.name}: the model's outputs are not finite.")
+    if task.label_names is None:
+        labels = [f"{score:.3f}" for score in logits[:, 0].clamp(0, 5).tolist()]
+    else:
+        numbers = logits.argmax(-1).tolist()
+        labels = [task.label_names[number] if task.submits_names else str(number) for number in numbers]
+    indices = rows["idx"][:] if "idx" in rows.column_names else range(len(rows))
+    if accelerator.is_main_process:
+        lines = [f"{index}\t{label}" for index, label in zip(indices, labels, strict=True)]
+        write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")
