@@ -1,10 +1,7 @@
-"""s3bert finetune end to end on made-up documents whose class a late word decides: what it learns and leaves, resuming, errors."""
+"""s3bert finetune end to end on made-up documents whose class a late word decides: what it learns and leaves, errors; lengthening."""
 
 import csv
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -142,26 +139,6 @@ def test_a_grid_leaves_a_complete_repository_and_the_same_call_trains_nothing(ch
         run_finetuning.main([*argv, "--sliding_window", "16"])
 
 
-def test_a_killed_run_goes_on_to_the_last_digit(checkpoints, files, tmp_path):
-    more = ["--num_train_epochs", "20", "--max_train_samples", "60", "--sliding_window", "16", "--eval_steps", "400"]
-    argv = words(checkpoints / "bert", files, tmp_path / "killed", *more)
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen([sys.executable, "-m", "s3bert", "finetune", *argv], stdout=output, stderr=output)
-        trials = tmp_path / "killed/trials"
-        while not list(trials.glob("*/checkpoint-*")) and process.poll() is None:
-            time.sleep(0.02)
-        process.kill()
-        process.wait()
-    assert list(trials.glob("*/checkpoint-*")), f"not killed on its way: {(tmp_path / 'output').read_text()}"
-    assert not list(trials.glob("*/results.json"))
-    resumed = run_finetuning.main(argv)
-    straight = run_finetuning.main(words(checkpoints / "bert", files, tmp_path / "straight", *more))
-    same = ("eval_loss", "eval_test_loss", "train_loss")
-    assert [resumed[name] for name in same] == [straight[name] for name in same]
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "straight")]
-    assert weights[0] == weights[1]
-
-
 def test_a_test_file_without_labels_is_predicted_and_validation_rows_are_held_out(checkpoints, files, tmp_path):
     unlabelled = tmp_path / "test.jsonl"
     unlabelled.write_text("".join(json.dumps({"text": document(i)}) + "\n" for i in range(5)))
@@ -170,6 +147,23 @@ def test_a_test_file_without_labels_is_predicted_and_validation_rows_are_held_ou
     assert results["samples"] == {"train": 360, "validation": 40, "test": 5}
     assert "eval_test_accuracy" not in results
     assert len((tmp_path / "out" / "predict_results_test.txt").read_text().splitlines()) == 6
+
+
+def test_predictions_are_of_the_weights_that_a_run_ends_with(checkpoints, files, tmp_path):
+    best = [
+        "--load_best_model_at_end",
+        "--metric_for_best_model",
+        "loss",
+        "--greater_is_better",
+        "--num_train_epochs",
+        "3",
+    ]
+    results = run_finetuning.main(words(checkpoints / "bert", files, tmp_path, *best))
+    losses = [record["eval_loss"] for record in results["settings"][0]["trials"][0]["history"]]
+    assert results["eval_loss"] == max(losses) > losses[-1]
+    found = pipeline("text-classification", model=str(tmp_path))([document(i) for i in range(1000, 1060)])
+    lines = (tmp_path / "predict_results_validation.txt").read_text().splitlines()
+    assert lines[1:] == [f"{i}\t{each['label']}" for i, each in enumerate(found)]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.data.shuffled import ShuffledBatches
 from s3bert.files import as_markdown, mean_and_deviation, table, write_text
@@ -91,6 +93,8 @@ def finetune(
         }
         trial = replace(trial, save_steps=trial.save_steps or len(batches))
         result = train(model, batches, trial, evaluations["validation"], start.tokenizer, settings=settings)
+        if trial.load_best_model_at_end:  # its predictions, where the last evaluation left others
+            evaluations["validation"](model.eval(), Accelerator())
         if "test" in evaluations:
             result = with_test_metrics(result, model, evaluations["test"])
         cut = {f"cut_{split}": encoded(split).documents_cut for split in documents.splits}
@@ -111,8 +115,8 @@ def lengthening(start: StartingPoint, reading: Reading) -> str:
     if start.positions is None or start.positions >= reading.tokens_at_once:
         return ""
     return (
-        f"{start}, pretrained with {start.positions:,} positions, is lengthened in place to {reading.tokens_at_once:,}: its positions "
-        "begin again and again, until finetuning tells them apart."
+        f"{start}, pretrained with {start.positions:,} positions, is lengthened in place to {reading.tokens_at_once:,}: learned ones are "
+        "repeated, rotary ones go on."
     )
 
 
