@@ -57,7 +57,7 @@ class DocumentArguments(Arguments):
     )
     window_stride: int | None = option(
         least=1,
-        help="tokens from the begin of a window to that of the next; by default windows lie side by side",
+        help="tokens from the start of a window to that of the next; by default windows lie side by side",
         default=None,
     )
     pad_to_max_length: bool = option(help="pad every batch to the longest that a row may be", default=False)

@@ -35,7 +35,7 @@ class EncodedDocuments(EncodedRows):
         rows, task, tokenizer, pad_to_max_length, pad_to_multiple_of: as in `EncodedRows`.
         max_seq_length: tokens that are read of a document; the end of a longer one is cut.
         window: tokens of a window; by default a document is read at once. Both counts include special tokens, which every window has.
-        stride: tokens from the begin of a window to that of the next; by default windows lie side by side.
+        stride: tokens from the start of a window to that of the next; by default windows lie side by side.
 
     Attributes: `documents` (rows,), the number of each row's document; `documents_cut`, how many were cut.
 
