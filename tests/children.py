@@ -26,7 +26,7 @@ processes.set_forkserver_preload(
         "s3bert.training.loop",
         *(
             f"s3bert.experiments.{name}"
-            for name in ("copying", "forecasting", "glue", "lra", "own_series", "pretraining")
+            for name in ("copying", "documents", "forecasting", "glue", "lra", "own_series", "pretraining")
         ),
         *(f"s3bert.models.modeling_{name}" for name in ("forecast", "lra", "ponet", "s3bert")),
         *(f"s3bert.reports.{name}" for name in ("forecasting", "lra", "repository")),

@@ -21,7 +21,7 @@ class Whole:
 class Commands:
     """Every long command with tiny data: seconds each. What a command reads, an earlier one has written."""
 
-    names = ("prepare-corpus", "pretrain", "glue", "lra", "copy-task", "forecasting", "forecast")
+    names = ("prepare-corpus", "pretrain", "finetune", "glue", "lra", "copy-task", "forecasting", "forecast")
 
     def __init__(self, top: Path):
         self.top, self.runs, self.tried = top, {}, 0
@@ -54,6 +54,17 @@ class Commands:
         words = ["--dataset_name", corpus, "--model_type", "s3bert", "--config_overrides", sizes]
         words += ["--max_train_steps", 6, "--save_steps", 2, "--eval_steps", 3, "--logging_steps", 1]
         return [*words, "--max_eval_blocks", 4, "--report_to", "none", "--resume_from_checkpoint", "latest"]
+
+    def _finetune(self) -> list[object]:
+        words = ["--model_name_or_path", self.whole("pretrain").folder / "run", "--max_seq_length", 24]
+        words += [
+            "--train_file",
+            self.top / "data" / "documents.csv",
+            "--test_file",
+            self.top / "data" / "documents.csv",
+        ]
+        words += ["--max_train_samples", 16, "--max_eval_samples", 8, "--sliding_window", 16, "--num_train_epochs", 2]
+        return [*words, "--per_device_train_batch_size", 8, "--logging_steps", 1, "--seed", 1, 2]
 
     def _glue(self) -> list[object]:
         words = [
@@ -101,6 +112,8 @@ def _write_data(folder: Path) -> None:
     folder.mkdir(parents=True)
     lines = [" ".join(f"w{i}" for i in generator.integers(60, size=12)) for _ in range(120)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
+    documents = [f"{line} {line},{('even', 'odd')[number % 2]}" for number, line in enumerate(lines)]
+    (folder / "documents.csv").write_text("\n".join(["text,label", *documents]) + "\n")
     rows = [f"{np.datetime64('2024-01-01') + i},{np.sin(i / 3):.3f},{i % 7}" for i in range(140)]
     for file in (folder / "series.csv", folder / "ili" / "national_illness.csv"):
         file.parent.mkdir(exist_ok=True)

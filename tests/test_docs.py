@@ -52,6 +52,7 @@ SMALL = {
     f"--config_overrides {_MODEL}",
     "pretrain-clm": f"{_TRAINING} --max_seq_length 32 --max_eval_blocks 4 --report_to none "
     f"--config_overrides {_MODEL},adaptive_cutoffs=[]",
+    "finetune": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 96",
     "glue": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 16",
     "prepare-lra": "--num_train 40 --num_val 10 --num_test 10",
     "lra": f"{_TRAINING} {_WIDTH} --max_seq_length 64 --max_train_samples 16 --max_eval_samples 8",

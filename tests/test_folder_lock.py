@@ -118,6 +118,7 @@ WORDS = {
     "pretrain-clm": "--dataset_name synthetic --output_dir run",
     "compare-clm": "--dataset_name synthetic --config_name model/fmmformer-mini --output_dir run",
     "eval-perplexity": "--model_name_or_path none --dataset_name synthetic --output_dir run",
+    "finetune": "--model_name_or_path none --train_file none.csv --output_dir run",
     "glue": "--model_name_or_path none --task_name sst2 --output_dir run",
     "table3": "--config table3/smoke --output_dir run",
     "prepare-lra": "--task_name listops --output_dir .",

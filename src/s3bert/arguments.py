@@ -53,6 +53,7 @@ _INSTEAD = {
     "with_tracking": "give --report_to",
     "use_cpu": "set ACCELERATE_USE_CPU=true",
     "no_cuda": "set ACCELERATE_USE_CPU=true",
+    **dict.fromkeys(("train_file", "validation_file", "test_file"), "files of your own are for s3bert finetune"),
 }
 
 

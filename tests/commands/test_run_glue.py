@@ -156,6 +156,44 @@ def test_several_tasks_get_a_folder_each_and_a_mean_under_its_own_name(checkpoin
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "stsb").config.problem_type == "regression"
 
 
+def test_predictions_of_test_splits_are_files_that_the_server_takes(checkpoints, glue_folder, tmp_path):
+    source, runs = shutil.copytree(glue_folder, tmp_path / "glue"), tmp_path / "runs"
+    sentences = synthetic_acceptability("test")["sentence"][:9]
+    pairs = {"premise": sentences, "hypothesis": sentences[::-1]}
+    rows = {
+        "sst2/test": {"sentence": sentences, "label": [-1] * 9},
+        "stsb/test": {"sentence1": sentences, "sentence2": sentences[::-1], "label": [-1.0] * 9},
+        "mnli/test_matched": pairs | {"label": [-1] * 9},
+        "mnli/test_mismatched": pairs | {"label": [-1] * 9},
+        "ax/test": pairs | {"idx": list(range(9))[::-1]},
+    }
+    for name, columns in rows.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        Dataset.from_dict(columns).to_json(source / f"{name}.jsonl")
+    more = ["--dataset_name", str(source), "--do_predict", "--max_train_steps", "2", "--max_eval_samples", "4"]
+    run_glue.main(arguments(checkpoints / "s3bert", runs, *more, task="sst2 stsb mnli"))
+    files = {
+        file.name: [line.split("\t") for line in file.read_text().splitlines()] for file in runs.glob("submission/*")
+    }
+    assert set(files) == {"SST-2.tsv", "STS-B.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
+    assert {tuple(lines[0]) for lines in files.values()} == {("index", "prediction")}
+    found = pipeline("text-classification", model=str(runs / "sst2"))(sentences, batch_size=1)
+    numbers = [("negative", "positive").index(prediction["label"]) for prediction in found]
+    assert files["SST-2.tsv"][1:] == [[str(i), str(number)] for i, number in enumerate(numbers)]
+    inputs = [{"text": first, "text_pair": second} for first, second in zip(*pairs.values(), strict=True)]
+    labels = [
+        found["label"]
+        for found in pipeline("text-classification", model=str(runs / "mnli"))(inputs, batch_size=1, truncation=True)
+    ]
+    assert files["MNLI-m.tsv"][1:] == files["MNLI-mm.tsv"][1:] == [[str(i), label] for i, label in enumerate(labels)]
+    assert files["AX.tsv"][1:] == [[str(8 - i), label] for i, label in enumerate(labels)]
+    assert all(0 <= float(score) <= 5 for _, score in files["STS-B.tsv"][1:])
+    more[1] = str(glue_folder)
+    with pytest.raises(ValueError, match=r"sst2: .* has no 'test' split to predict"):
+        run_glue.main(arguments(checkpoints / "s3bert", tmp_path / "none", *more, task="sst2"))
+    assert not (tmp_path / "none").exists()
+
+
 def test_all_runs_what_there_is_and_lists_the_rest_with_reasons(checkpoints, glue_folder, tmp_path):
     argv = arguments(checkpoints / "s3bert", tmp_path, "--dataset_name", str(glue_folder), task="all")
     results = run_glue.main([*argv, "--max_train_steps", "1"])

@@ -36,6 +36,7 @@ COMMANDS = {
     "pretrain-clm": Command("pretrain_clm"),
     "eval-perplexity": Command("eval_perplexity"),
     "compare-clm": Command("compare_clm"),
+    "finetune": Command("run_finetuning"),
     "glue": Command("run_glue"),
     "table3": Command("reproduce_table3"),
     "prepare-lra": Command("prepare_lra"),

@@ -7,7 +7,8 @@
 One task, several, or `all` of the paper's Table 3. `--learning_rate`, `--per_device_train_batch_size`, `--num_train_epochs` and
 `--seed` take several values. The setting with the best mean over seeds is reported, beside the best seed, the spread and every
 trial, in `all_results.json` and `results.md`; the best trial's model, predictions and model card make the output folder a complete
-Hub repository. The same call again goes on where it was stopped. Several tasks get a folder each, and a summary.
+Hub repository. The same call again goes on where it was stopped. Several tasks get a folder each, and a summary. Files of your own are
+for `s3bert finetune`.
 """
 
 import json
@@ -54,6 +55,11 @@ class GlueArguments(Arguments):
     group_by_length: bool = option(help="batches of rows of similar length, so that little is padded", default=True)
     max_train_samples: int | None = option(free=True, least=1, help="train on the first rows only", default=None)
     max_eval_samples: int | None = option(free=True, least=1, help="evaluate on the first rows only", default=None)
+    do_predict: bool = option(
+        free=True,
+        help="also predict the test splits with the best model, into submission/, in the files that GLUE's server takes",
+        default=False,
+    )
     push_to_hub: bool = option(free=True, help="upload each task's finished folder", default=False)
     hub_model_id: str | None = option(
         free=True,
@@ -73,9 +79,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, command: str) -> dict[str, Any]:
-    from s3bert.experiments.glue import finetune, publish
+    from s3bert.experiments.glue import finetune, publish, submit
     from s3bert.reports.repository import push_folder
-    from s3bert.tasks.glue import TABLE_3, MissingSplitError, find_task, load_task, summary
+    from s3bert.tasks.glue import TABLE_3, MissingSplitError, find_task, load_task, load_tests, summary
     from s3bert.training.finetuning import StartingPoint
     from s3bert.training.processes import process_state
     from s3bert.training.settings import settings_of
@@ -92,11 +98,13 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
         model.from_finetuned,
         model.trust_remote_code,
     )
-    tasks, not_run = {}, {}
+    tasks, tests, not_run = {}, {}, {}
     with process_state().local_main_process_first():
         for name in names:
             try:
-                tasks[name] = load_task(name, glue.dataset_name)
+                splits = load_task(name, glue.dataset_name)
+                tests[name] = load_tests(name, glue.dataset_name) if glue.do_predict else {}
+                tasks[name] = splits
             except (MissingSplitError, FileNotFoundError) as error:
                 if not everything:
                     raise
@@ -118,9 +126,13 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
             rows = {split: len(data) for split, data in splits.items()}
             results[name] = publish(name, settings, rows, start, folder, command)
             save_arguments(folder / "arguments.yaml", model, replace(glue, task_name=[name]), grid)
-            if glue.push_to_hub:
-                end = f"-{name}" if len(names) > 1 else ""
-                push_folder(folder, glue.hub_model_id + end if glue.hub_model_id else None)
+        process_state().wait_for_everyone()  # for the published model
+        if tests[name]:
+            batch_size = grid.per_device_eval_batch_size
+            submit(name, tests[name], start, folder, top / "submission", batch_size, glue.pad_to_max_length)
+        if process_state().is_main_process and glue.push_to_hub:
+            end = f"-{name}" if len(names) > 1 else ""
+            push_folder(folder, glue.hub_model_id + end if glue.hub_model_id else None)
     if process_state().is_main_process and len(names) > 1:
         content, table = summary(results, not_run)
         write_text(top / "results.md", table + "\n")

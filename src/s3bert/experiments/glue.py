@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
 
 import s3bert  # noqa: F401  (registers S3BERT and PoNet with the auto classes)
 from s3bert.data.shuffled import ShuffledBatches
@@ -16,7 +18,7 @@ from s3bert.files import as_markdown, write_text
 from s3bert.models.sparse_baselines import transform_in_float32
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.tasks.glue import GLUE_TASKS, glue_dataset, rows_crc32, shortfall
-from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation
+from s3bert.tasks.glue_batches import EncodedRows, GlueEvaluation, write_submission
 from s3bert.training.arguments import GridConfig, TrainingConfig
 from s3bert.training.finetuning import StartingPoint
 from s3bert.training.grid import Setting, grid_results, publish_model, run_grid, settings_table
@@ -74,6 +76,32 @@ def finetune(
         "group_by_length": group_by_length,
     }
     return run_grid(grid, settings, train_trial)
+
+
+def submit(
+    name: str,
+    tests: dict[str, Dataset],
+    start: StartingPoint,
+    model_folder: Path,
+    folder: Path,
+    batch_size: int,
+    pad_to_max_length: bool = False,
+) -> None:
+    """Writes a finetuned model's predictions for GLUE's server into `folder`, on all processes together.
+
+    Args:
+        tests: rows by file name, as `load_tests` gives them. model_folder: of the finetuned model.
+    """
+    task, accelerator = GLUE_TASKS[name], Accelerator()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        model_folder, dtype=torch.float32, trust_remote_code=start.trust_remote_code
+    )
+    model = transform_in_float32(model).to(accelerator.device).eval()
+    for file, rows in tests.items():
+        unlabelled = rows.select_columns(list(task.columns)).add_column("label", [0] * len(rows))
+        fixed = pad_to_max_length or start.needs_fixed_length
+        encoded = EncodedRows(unlabelled, task, start.tokenizer, start.max_seq_length, fixed)
+        write_submission(folder / file, rows, task, encoded, model, accelerator, batch_size)
 
 
 def publish(

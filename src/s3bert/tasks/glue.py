@@ -60,6 +60,8 @@ class GlueTask:
         score: those whose mean is the task's score in Table 3.
         evaluation_splits: split -> suffix of its metrics' names. The first is what settings are chosen by.
         generate: makes a split, for a task that is not read from a source.
+        test_files: by unlabelled split, the file that GLUE's server takes its predictions in. submits_names: whether they are names
+            of labels there, rather than numbers.
     """
 
     columns: tuple[str, ...]
@@ -69,6 +71,8 @@ class GlueTask:
     score: tuple[str, ...] = ("accuracy",)
     evaluation_splits: Mapping[str, str] = field(default_factory=lambda: {"validation": ""})
     generate: Callable[[str], Dataset] | None = None
+    test_files: Mapping[str, str] = field(default_factory=dict)
+    submits_names: bool = False
 
     @property
     def num_labels(self) -> int:
@@ -83,6 +87,8 @@ GLUE_TASKS: dict[str, GlueTask] = {
         ("entailment", "neutral", "contradiction"),
         {"train": 392_702, "validation_matched": 9_815, "validation_mismatched": 9_832},
         evaluation_splits={"validation_matched": "", "validation_mismatched": "_mm"},
+        test_files={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+        submits_names=True,
     ),
     "qqp": GlueTask(
         ("question1", "question2"),
@@ -90,15 +96,25 @@ GLUE_TASKS: dict[str, GlueTask] = {
         {"train": 363_846, "validation": 40_430},
         metrics=("accuracy", "f1"),
         score=("accuracy", "f1"),
+        test_files={"test": "QQP.tsv"},
     ),
-    "qnli": GlueTask(("question", "sentence"), _ENTAILMENT, {"train": 104_743, "validation": 5_463}),
-    "sst2": GlueTask(("sentence",), ("negative", "positive"), {"train": 67_349, "validation": 872}),
+    "qnli": GlueTask(
+        ("question", "sentence"),
+        _ENTAILMENT,
+        {"train": 104_743, "validation": 5_463},
+        test_files={"test": "QNLI.tsv"},
+        submits_names=True,
+    ),
+    "sst2": GlueTask(
+        ("sentence",), ("negative", "positive"), {"train": 67_349, "validation": 872}, test_files={"test": "SST-2.tsv"}
+    ),
     "cola": GlueTask(
         ("sentence",),
         ("unacceptable", "acceptable"),
         {"train": 8_551, "validation": 1_043},
         metrics=("matthews_correlation",),
         score=("matthews_correlation",),
+        test_files={"test": "CoLA.tsv"},
     ),
     "stsb": GlueTask(
         ("sentence1", "sentence2"),
@@ -106,6 +122,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
         {"train": 5_749, "validation": 1_500},
         metrics=("pearson", "spearmanr"),
         score=("spearmanr",),
+        test_files={"test": "STS-B.tsv"},
     ),
     "mrpc": GlueTask(
         ("sentence1", "sentence2"),
@@ -113,9 +130,21 @@ GLUE_TASKS: dict[str, GlueTask] = {
         {"train": 3_668, "validation": 408},
         metrics=("accuracy", "f1"),
         score=("accuracy", "f1"),
+        test_files={"test": "MRPC.tsv"},
     ),
-    "rte": GlueTask(("sentence1", "sentence2"), _ENTAILMENT, {"train": 2_490, "validation": 277}),
-    "wnli": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment"), {"train": 635, "validation": 71}),
+    "rte": GlueTask(
+        ("sentence1", "sentence2"),
+        _ENTAILMENT,
+        {"train": 2_490, "validation": 277},
+        test_files={"test": "RTE.tsv"},
+        submits_names=True,
+    ),
+    "wnli": GlueTask(
+        ("sentence1", "sentence2"),
+        ("not_entailment", "entailment"),
+        {"train": 635, "validation": 71},
+        test_files={"test": "WNLI.tsv"},
+    ),
     "synthetic_acceptability": GlueTask(
         ("sentence",),
         ("unacceptable", "acceptable"),
@@ -189,6 +218,38 @@ def load_task(name: str, source: str = "nyu-mll/glue") -> dict[str, Dataset]:
     return splits
 
 
+def load_tests(name: str, source: str = "nyu-mll/glue") -> dict[str, Dataset]:
+    """The unlabelled rows of a task by the file that their predictions go into; MNLI's with those of AX, GLUE's diagnostics, where
+    the source has them.
+
+    Args:
+        source: as in `load_task`.
+
+    Raises:
+        MissingSplitError: the task is none of GLUE's, or the source has not all its test splits.
+        ValueError, OSError: as `load_task`.
+    """
+    task = find_task(name)
+    if not task.test_files:
+        raise MissingSplitError(f"{name} is no task of GLUE's server: leave --do_predict out, or the task.")
+    (part, *_) = parse_sources(source)
+    found = load_source(replace(part, config=name))
+    if missing := [split for split in task.test_files if split not in found]:
+        raise MissingSplitError(
+            f"{name}: {source} has no {missing[0]!r} split to predict, only {', '.join(found)}. Add it to the task's folder (as "
+            f"{name}/{missing[0]}.jsonl), or leave --do_predict out."
+        )
+    tests = {file: found[split] for split, file in task.test_files.items()}
+    if name == "mnli":
+        try:
+            tests["AX.tsv"] = load_source(replace(part, config="ax"))["test"]
+        except (FileNotFoundError, KeyError):
+            logger.warning("%s has no test split of ax: AX.tsv is not written.", source)
+    for file, rows in tests.items():
+        _check_texts(rows, task.columns, f"{name}, {file} of {source}")
+    return tests
+
+
 def save_tasks(names: Sequence[str], source: str, folder: Path, max_train_samples: int | None = None) -> list[str]:
     """Copies the rows of tasks into a folder that `load_task` takes; returns the tasks that are there.
 
@@ -219,19 +280,24 @@ def save_tasks(names: Sequence[str], source: str, folder: Path, max_train_sample
 
 
 def _check_rows(rows: Dataset, task: GlueTask, where: str) -> None:
-    missing = [column for column in (*task.columns, "label") if column not in rows.column_names]
+    _check_texts(rows, (*task.columns, "label"), where)
+    names = task.label_names
+    check_labels(rows["label"][:], names and len(names), where, names=names or ())
+
+
+def _check_texts(rows: Dataset, columns: Sequence[str], where: str) -> None:
+    """Makes sure that the columns are there, filled, and of text but for `label`."""
+    missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise ValueError(
             f"{where}: no column {' and '.join(missing)}, only {', '.join(rows.column_names)}; rename the columns."
         )
-    for column in (*task.columns, "label"):
+    for column in columns:
         if nulls := rows.data.column(column).null_count:
             raise ValueError(f"{where}: {nulls} rows have no {column!r}; take them out.")
-    for column in task.columns:
-        if (found := rows.features[column].dtype) not in ("string", "large_string"):
+    for column in columns:
+        if column != "label" and (found := rows.features[column].dtype) not in ("string", "large_string"):
             raise ValueError(f"{where}: column {column!r} holds {found}, which must be text; quote it, in JSON lines.")
-    names = task.label_names
-    check_labels(rows["label"][:], names and len(names), where, names=names or ())
 
 
 class GlueMetric(evaluate.Metric):

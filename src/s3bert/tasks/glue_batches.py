@@ -83,6 +83,25 @@ class EncodedRows:
         return batch | {"attention_mask": torch.from_numpy(mask.astype(np.int64)), "labels": self.labels[chosen]}
 
 
+@torch.no_grad()
+def all_logits(
+    model: nn.Module, accelerator: Accelerator, rows: EncodedRows, batch_size: int, num_labels: int
+) -> torch.Tensor:
+    """A model's logits of all rows in their order, (rows, C), in every process; `batch_size` rows at once on one process."""
+    order = np.argsort(-rows.lengths, kind="stable")  # the longest first: what does not fit fails at once
+    batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+    sorted_logits = []
+    for chosen in shard_batches(batches, accelerator):
+        batch = on_device(rows.batch(chosen), accelerator)
+        del batch["labels"]
+        outputs = model(**batch).logits.float()  # (B, C)
+        outputs = F.pad(outputs, (0, 0, 0, batch_size - len(outputs)))  # processes gather equal shapes only
+        sorted_logits.append(accelerator.gather_for_metrics(outputs[None]).flatten(0, 1))
+    logits = torch.zeros(len(rows), num_labels)
+    logits[order] = torch.cat(sorted_logits)[: len(rows)].cpu()
+    return logits
+
+
 class GlueEvaluation:
     """A task's metrics of a model on all its evaluation splits, for `training.train` to call; keeps the predictions.
 
@@ -108,7 +127,7 @@ class GlueEvaluation:
         metrics = {}
         for split, rows in self.splits.items():
             suffix = self.task.evaluation_splits[split]
-            logits = self._logits(model, accelerator, rows)  # (rows, C)
+            logits = all_logits(model, accelerator, rows, self.batch_size, self.task.num_labels)
             if not torch.isfinite(logits).all():
                 raise FloatingPointError(f"{self.task_name}, {split}: the model's outputs are not finite.")
             regression = self.task.label_names is None
@@ -120,22 +139,40 @@ class GlueEvaluation:
                 self._write(self.folder / f"predict_results_{self.task_name}{suffix}.txt", predictions.tolist())
         return metrics
 
-    @torch.no_grad()
-    def _logits(self, model: nn.Module, accelerator: Accelerator, rows: EncodedRows) -> torch.Tensor:
-        order = np.argsort(-rows.lengths, kind="stable")  # the longest first: what does not fit fails at once
-        batches = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
-        sorted_logits = []
-        for chosen in shard_batches(batches, accelerator):
-            batch = on_device(rows.batch(chosen), accelerator)
-            del batch["labels"]
-            outputs = model(**batch).logits.float()  # (B, C)
-            outputs = F.pad(outputs, (0, 0, 0, self.batch_size - len(outputs)))  # processes gather equal shapes only
-            sorted_logits.append(accelerator.gather_for_metrics(outputs[None]).flatten(0, 1))
-        logits = torch.zeros(len(rows), self.task.num_labels)
-        logits[order] = torch.cat(sorted_logits)[: len(rows)].cpu()
-        return logits
-
     def _write(self, file: Path, predictions: list[float]) -> None:
         names = self.task.label_names
         lines = [f"{i}\t{f'{p:.3f}' if names is None else names[p]}" for i, p in enumerate(predictions)]
+        write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")
+
+
+def write_submission(
+    file: Path,
+    rows: Dataset,
+    task: GlueTask,
+    encoded: EncodedRows,
+    model: nn.Module,
+    accelerator: Accelerator,
+    batch_size: int,
+) -> None:
+    """Writes predictions of test rows as GLUE's server takes them: a row's index and label, STS-B's scores within 0 and 5.
+
+    Every process computes, the main one writes.
+
+    Args:
+        rows, encoded: the test rows, and the same as the model sees them.
+
+    Raises:
+        FloatingPointError: the model's outputs are not finite.
+    """
+    logits = all_logits(model, accelerator, encoded, batch_size, task.num_labels)
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError(f"{file.name}: the model's outputs are not finite.")
+    if task.label_names is None:
+        labels = [f"{score:.3f}" for score in logits[:, 0].clamp(0, 5).tolist()]
+    else:
+        numbers = logits.argmax(-1).tolist()
+        labels = [task.label_names[number] if task.submits_names else str(number) for number in numbers]
+    indices = rows["idx"][:] if "idx" in rows.column_names else range(len(rows))
+    if accelerator.is_main_process:
+        lines = [f"{index}\t{label}" for index, label in zip(indices, labels, strict=True)]
         write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")

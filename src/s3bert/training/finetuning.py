@@ -35,9 +35,10 @@ class StartingPoint:
         name: a folder or Hub id. tokenizer_name: a tokenizer that is not in the checkpoint.
         max_seq_length: the tokens wanted; `.max_seq_length` is lower where the tokenizer's `model_max_length` is.
         from_finetuned: whether the checkpoint may itself be finetuned; its classifier is kept where its shape fits.
+        lengthened: the caller lengthens a model that has fewer positions; the tokenizer then cuts at `max_seq_length`.
 
     Raises:
-        ValueError: damaged files; a length beyond the model's positions; a tokenizer without words, or with more than the model
+        ValueError: damaged files; a length beyond the model's positions, unless `lengthened`; a tokenizer without words, or with more than the model
             knows; a finetuned checkpoint without `from_finetuned`.
         OSError: no such checkpoint.
     """
@@ -49,6 +50,7 @@ class StartingPoint:
         tokenizer_name: str | None = None,
         from_finetuned: bool = False,
         trust_remote_code: bool = False,
+        lengthened: bool = False,
     ):
         self.name, self.from_finetuned, self.trust_remote_code = name, from_finetuned, trust_remote_code
         if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
@@ -71,11 +73,13 @@ class StartingPoint:
             raise ValueError(
                 f"The tokenizer {tokenizer_name} has {len(self.tokenizer):,} entries, {name} knows {config.vocab_size:,}: {remedy}"
             )
-        positions = getattr(config, "max_position_embeddings", None)
-        if positions is not None and max_seq_length > positions:
+        self.positions = getattr(config, "max_position_embeddings", None)
+        if lengthened:
+            self.tokenizer.model_max_length = max(max_seq_length, self.tokenizer.model_max_length)
+        elif self.positions is not None and max_seq_length > self.positions:
             raise ValueError(
-                f"--max_seq_length {max_seq_length} is beyond {name}, which takes up to {positions} tokens: pass "
-                f"--max_seq_length {positions}, or lengthen the model first (S3BERT: resize_position_embeddings)."
+                f"--max_seq_length {max_seq_length} is beyond {name}, which takes up to {self.positions} tokens: pass "
+                f"--max_seq_length {self.positions}, or lengthen the model first (S3BERT: resize_position_embeddings)."
             )
         self.max_seq_length = min(max_seq_length, self.tokenizer.model_max_length)
         if self.max_seq_length < max_seq_length:
