@@ -24,6 +24,7 @@ from s3bert.files import reading, table, write_text
 from .arguments import GridConfig, TrainingConfig
 from .checkpoints import publish
 from .loop import TrainingResult
+from .memory import release_memory
 from .processes import process_state
 from .settings import differences, in_words, training_settings
 
@@ -106,6 +107,7 @@ def run_grid(
         else:
             process_state().wait_for_everyone()
             trial = _train(name, trial_config, train_trial)
+            release_memory()
             if process_state().is_main_process:
                 write_text(folder / _TRIAL, json.dumps(made_with, indent=1) + "\n")
                 write_text(folder / _RESULTS, json.dumps(asdict(trial), indent=1) + "\n")

@@ -52,7 +52,7 @@ from .execution import (
 )
 from .flops import mfu_per_speed
 from .log import RunLog
-from .memory import keep_freed_memory
+from .memory import keep_freed_memory, release_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
 from .optimizer import adamw, take_up
 from .processes import locked_for_run, process_state
@@ -399,6 +399,7 @@ class _Run:
         self.model.eval()
         metrics = {name: float(value) for name, value in self.evaluate(self.model, self.accelerator).items()}
         self.model.train()
+        release_memory()  # shapes that vary leave what is kept in pieces, and the process would grow from one to the next
         self._write({"step": progress.step} | {f"eval_{name}": value for name, value in metrics.items()})
         progress.metrics = metrics
         watched = config.metric_for_best_model
