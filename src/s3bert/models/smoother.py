@@ -106,10 +106,9 @@ class Smoother(nn.Module):
             smoothed = zero_padding(self.fourier_convolution(inputs), mask)  # m
         if not self.use_convolution_stem:
             return smoothed
-        both = inputs
-        if self.use_fourier_convolution:  # each group of the stem reads its channels of m, then those of x
-            groups = [part.unflatten(2, (self.stem_groups, -1)) for part in (smoothed, inputs)]
-            both = torch.cat(groups, 3).flatten(2)  # (B, S, 2 H)
+        both = torch.cat((smoothed, inputs), 2) if self.use_fourier_convolution else inputs  # (B, S, 2 H)
+        if self.use_fourier_convolution and self.stem_groups > 1:  # a group reads its channel of m, then that of x
+            both = both.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
         features = self.stem(both.transpose(1, 2)).transpose(1, 2)  # (B, S, H)
         return self.activate(features, mask, numbers)
 
