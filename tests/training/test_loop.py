@@ -534,7 +534,7 @@ def _log_of_two_shards(output_dir: Path, **settings) -> list[dict]:
 
 def test_a_sharded_run_has_the_losses_of_a_whole_one_and_goes_on_from_its_checkpoint_and_from_a_whole_ones(tmp_path):
     # Adam makes whole steps of gradients that are rounding alone, unless its guard is larger than they are.
-    whole = dict(global_batch_size=8, eval_steps=3, save_steps=3, num_warmup_steps=0, adam_epsilon=1e-4) | GENTLE
+    whole = dict(global_batch_size=8, eval_steps=3, save_steps=3, num_warmup_steps=0, adam_epsilon=1e-2) | GENTLE
     pretrain(tmp_path / "one", SHARDED, **whole, per_device_train_batch_size=4)
     alone = read_log(tmp_path / "one" / "log.jsonl")
     settings = whole | dict(per_device_train_batch_size=2)
