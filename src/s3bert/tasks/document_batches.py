@@ -1,7 +1,7 @@
 """Documents as a model sees them: whole, or in windows; and in an evaluation with their predictions.
 
-Windows are what a user of a short model would choose. In training each carries the label of its document, as in Pappagari et al.,
-"Hierarchical Transformers for Long Document Classification" (2019); a document's logits are the mean over its windows.
+Windows are what a user of a short model would choose, and where Pappagari et al., "Hierarchical Transformers for Long Document
+Classification" (2019), begin. In training each carries the label of its document; a document's logits are the mean over its windows.
 """
 
 import csv
