@@ -152,7 +152,7 @@ class EncoderModel(EncoderPreTrainedModel):
             )
         if 0 in shape:
             raise ValueError(
-                f"The batch is empty: {shape[0]} sequences of {shape[1]} tokens; give at least one of one."
+                f"The input is empty: {shape[0]} sequences of {shape[1]} tokens; give at least one of one."
             )
         embeddings = self.embeddings
         remedy = "use the tokenizer the model was trained with, or model.resize_token_embeddings(len(tokenizer))"
