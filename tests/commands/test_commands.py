@@ -122,6 +122,41 @@ def test_a_card_of_its_own_is_published_with_the_pictures_it_shows(pretrained, t
     assert (folder / "README.md").read_text().endswith("# A card\n\n![GLUE](glue.png)\n")
 
 
+def test_a_repository_in_half_precision_is_half_as_large_and_computes_in_float32(pretrained, tmp_path, capsys):
+    target = tmp_path / "checkpoints" / "small"
+    words = ["--folder", str(pretrained), "--output_dir", str(target), "--half_precision"]
+    assert push_to_hub.main(words) is None
+    assert f"Next: s3bert push --folder {target} --dry_run" in capsys.readouterr().out
+    push_to_hub.main(["--folder", str(target), "--dry_run"])
+    assert {path.name for path in target.parent.iterdir()} == {"small"}
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (pretrained, target)]
+    assert sizes[1] < 0.55 * sizes[0]
+    first, second = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in (pretrained, target))
+    assert second.dtype == torch.float32
+    tokens = torch.randint(5, 100, (2, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(second(tokens).logits, first(tokens).logits, atol=2e-3, rtol=0)
+    with pytest.raises(ValueError, match=r"small is there already: remove it, or name another"):
+        push_to_hub.main(words)
+    with pytest.raises(ValueError, match="half_precision is for a copy: give --output_dir"):
+        push_to_hub.main(["--folder", str(pretrained), "--half_precision"])
+    with pytest.raises(ValueError, match="output_dir is in place of the Hub: leave out hub_model_id"):
+        push_to_hub.main(["--folder", str(pretrained), "--output_dir", "x", "--hub_model_id", "me/x"])
+
+
+def test_weights_beyond_half_precision_are_named_and_nothing_is_left(pretrained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(pretrained, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["cls.predictions.bias"][0] = 1e5
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"cls.predictions.bias reaches 100000, and float16 ends at 65504: leave out --half"
+    ):
+        push_to_hub.main(["--folder", str(folder), "--output_dir", str(tmp_path / "half"), "--half_precision"])
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
 def cut(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])

@@ -2,13 +2,16 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from yaml import YAMLError
 
 from s3bert.files import reading, replacing, write_text
@@ -87,6 +90,48 @@ def _card_problems(card: Path) -> list[str]:
         if not isinstance(result.metric_value, int | float) or not math.isfinite(result.metric_value):
             found.append(f"{card.name}: {result.metric_type} on {result.dataset_name} is {result.metric_value}.")
     return found
+
+
+def write_repository(folder: Path, target: Path, card: Path | None = None, half_precision: bool = False) -> None:
+    """Copies what `push_folder` would upload into a new folder, atomically.
+
+    Args:
+        card: what becomes its README.md, with the plots it shows.
+        half_precision: store float32 weights in float16. The configuration's dtype stays, so that Transformers computes in it.
+
+    Raises:
+        ValueError: `target` is there, or a weight does not fit in float16.
+    """
+    if target.exists():
+        raise ValueError(f"{target} is there already: remove it, or name another --output_dir.")
+    aside = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        for file in files_to_push(folder):
+            copy = aside / file.relative_to(folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if half_precision and file.suffix == ".safetensors":
+                _write_halved(file, copy)
+            else:
+                shutil.copyfile(file, copy)
+        if card:
+            adopt_card(card, aside)
+        os.replace(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_halved(file: Path, copy: Path) -> None:
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float32:
+            tensors[name] = tensor.half()
+            if not tensors[name].isfinite().all():
+                largest = tensor.abs().max().item()
+                raise ValueError(
+                    f"{name} reaches {largest:g}, and float16 ends at {torch.finfo(torch.float16).max:g}: leave out --half_precision."
+                )
+    save_file(tensors, copy, {"format": "pt"})
 
 
 def push_folder(folder: Path, repository: str | None) -> str:
