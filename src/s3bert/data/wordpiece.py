@@ -143,16 +143,21 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
 
 
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """A copy of its backend that reads whole texts, and special tokens written in them as plain text: they cannot counterfeit a border."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 def encode_rows(
     batches: Iterable[list[str]], tokenizer: PreTrainedTokenizerBase, dtype: np.dtype, separator: int
 ) -> Iterator[tuple[np.ndarray, int]]:
     """For batches of texts: the ids of some rows in one array, the separator's after each, and how many rows had any; an empty row has none,
     but for words, where it has the separator alone."""
-    # a copy, in which "[SEP]" written in a text is plain text and cannot counterfeit a border
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
+    backend = plain_backend(tokenizer)
     every_row = counts_every_row(tokenizer)
     begun = False  # whether the row that is read has ids in earlier portions
     for portion in _portions(batches):

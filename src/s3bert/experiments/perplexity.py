@@ -15,7 +15,6 @@ import torch
 from datasets import Dataset, IterableDataset
 from safetensors import safe_open
 from safetensors.numpy import save as save_tensors
-from tokenizers import Tokenizer
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,6 +23,7 @@ import s3bert  # noqa: F401  (registers its models with the auto classes)
 from s3bert.data.blocks import MANIFEST
 from s3bert.data.causal_tokenizers import counts_every_row
 from s3bert.data.sources import Source, load_source, local_files, parse_sources, text_batches
+from s3bert.data.wordpiece import plain_backend
 from s3bert.files import reading, replacing
 from s3bert.tasks.perplexity import Windows, bootstrap, losses_by_context, token_losses
 from s3bert.training.checkpoints import check_finite
@@ -71,10 +71,7 @@ def read_text(
         starts = None if document_start is None else re.compile(document_start)
     except re.error as error:
         raise ValueError(f"document_start = {document_start!r} is no regular expression: {error}.") from error
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.encode_special_tokens = True  # an end that is written in a text is plain text
-    backend.no_truncation()
-    backend.no_padding()
+    backend, every_row = plain_backend(tokenizer), counts_every_row(tokenizer)
     rows: list[np.ndarray] = []
     documents: list[int] = []
     document, num_bytes = -1, 0
@@ -83,7 +80,7 @@ def read_text(
             for text, encoding in zip(batch, backend.encode_batch_fast(batch, add_special_tokens=False), strict=True):
                 num_bytes += len(text.encode("utf-8", "surrogatepass")) + 1
                 document += starts is None or starts.search(text) is not None
-                if encoding.ids or counts_every_row(tokenizer):
+                if encoding.ids or every_row:
                     rows.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64))
                     documents.append(max(document, 0))
     if starts is not None and document < 0:
