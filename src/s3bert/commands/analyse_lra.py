@@ -11,14 +11,13 @@ the stem; effective ranks. `s3bert.analysis.variance_shares` has the definitions
 cut to one length, the median of the validation examples'. The output folder gets `all_results.json` and `results.md`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, named_settings, option, parse_arguments
 from s3bert.commands import run
-from s3bert.files import reading, write_text
+from s3bert.files import reading
 
 
 @dataclass
@@ -73,6 +72,7 @@ def _analyse(arguments: AnalysisArguments) -> dict[str, list[dict]]:
     from s3bert.analysis.variance_shares import settle_statistics, variance_shares
     from s3bert.experiments.lra import build_config
     from s3bert.models.modeling_lra import LraForSequenceClassification
+    from s3bert.reports.run_files import write_run
     from s3bert.reports.variance_shares import variance_tables
     from s3bert.tasks.lra import LRA_TASKS
 
@@ -111,10 +111,8 @@ def _analyse(arguments: AnalysisArguments) -> dict[str, list[dict]]:
         "measures": results,
     }
     folder = Path(arguments.output_dir)
-    save_arguments(folder / "arguments.yaml", arguments)
     tables = "\n\n".join(variance_tables(content))
-    write_text(folder / "results.md", f"# {content['title']}\n\n{tables}\n")
-    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+    write_run(folder, content, [tables], arguments)
     print(f"{tables}\n\nTables and numbers are in {folder}.")
     return results
 

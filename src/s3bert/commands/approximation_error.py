@@ -8,14 +8,13 @@ output, in the spectral norm, against the approximation's size, with queries, ke
 same is measured with the model's first values, before any training. The output folder gets `all_results.json`, `results.md` and `errors.png`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3bert.arguments import Arguments, close_match, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, close_match, option, parse_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CorpusArguments
-from s3bert.files import reading, write_text
+from s3bert.files import reading
 
 
 @dataclass
@@ -73,6 +72,7 @@ def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
     from s3bert.experiments.held_out import held_out_sequences
     from s3bert.experiments.pretraining import corpus_name
     from s3bert.reports.approximation import approximation_tables, plot_approximation
+    from s3bert.reports.run_files import write_run
 
     folder, name, longest = Path(arguments.output_dir), arguments.model_name_or_path, max(arguments.lengths)
     text = CorpusArguments(arguments.dataset_name, tokenizer_name=name, max_seq_length=longest)
@@ -96,11 +96,9 @@ def _measure(arguments: ErrorArguments) -> dict[str, dict[str, list[dict]]]:
         f"{config.hidden_size}, by the approximation's size.",
         "errors": errors,
     }
-    save_arguments(folder / "arguments.yaml", arguments)
     tables = "\n\n".join(approximation_tables(content))
-    write_text(folder / "results.md", f"# {content['title']}\n\n{content['description']}\n\n{tables}\n")
     plot_approximation(folder / "errors.png", {content["title"]: content})
-    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+    write_run(folder, content, [content["description"], tables], arguments)
     print(f"{tables}\n\nTables, numbers and plot are in {folder}.")
     return errors
 

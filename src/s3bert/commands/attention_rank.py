@@ -9,15 +9,14 @@ softmax attention: an fmmformer with bandwidth = None, or one of Transformers, c
 values, before any training. The output folder gets `all_results.json`, `results.md` and `ranks.png`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import Arguments, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CorpusArguments
-from s3bert.files import reading, write_text
+from s3bert.files import reading
 
 
 @dataclass
@@ -71,6 +70,7 @@ def _measure(arguments: RankArguments) -> dict[str, list[dict[str, Any]]]:
     from s3bert.experiments.held_out import held_out_sequences
     from s3bert.experiments.pretraining import corpus_name
     from s3bert.reports.attention_rank import plot_ranks, rank_tables
+    from s3bert.reports.run_files import write_run
 
     folder, name = Path(arguments.output_dir), arguments.model_name_or_path
     with reading(f"The tokenizer {name}"):
@@ -99,11 +99,9 @@ def _measure(arguments: RankArguments) -> dict[str, list[dict[str, Any]]]:
         "length": arguments.length,
         "ranks": ranks,
     }
-    save_arguments(folder / "arguments.yaml", arguments)
     tables = "\n\n".join(rank_tables(content))
-    write_text(folder / "results.md", f"# {content['title']}\n\n{content['description']}\n\n{tables}\n")
     plot_ranks(folder / "ranks.png", {content["title"]: content})
-    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+    write_run(folder, content, [content["description"], tables], arguments)
     print(f"{tables}\n\nTables, numbers and plot are in {folder}.")
     return ranks
 

@@ -10,14 +10,12 @@ By default windows lie side by side; a stride of 1 is FMMformer's measure. The s
 gets `all_results.json`, `results.md`, each token's loss in `token_losses.safetensors`, and of windows side by side `loss_by_context.png`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from s3bert.arguments import Arguments, option, parse_arguments, save_arguments
+from s3bert.arguments import Arguments, option, parse_arguments
 from s3bert.commands import run
-from s3bert.files import write_text
 
 
 @dataclass
@@ -73,6 +71,7 @@ def _measure(arguments: PerplexityArguments) -> dict[str, Any]:
         window_length,
     )
     from s3bert.reports.perplexity import perplexity_tables, plot_loss_by_context
+    from s3bert.reports.run_files import write_run
     from s3bert.tasks.perplexity import Windows
     from s3bert.training.finetuning import weights_digest
     from s3bert.training.processes import process_state
@@ -98,12 +97,10 @@ def _measure(arguments: PerplexityArguments) -> dict[str, Any]:
         "stride": windows.stride,
         **results_of(losses, text, windows),
     }
-    save_arguments(folder / "arguments.yaml", arguments)
     tables = "\n\n".join(perplexity_tables(content))
-    write_text(folder / "results.md", f"# {content['title']}\n\n{content['description']}\n\n{tables}\n")
     if windows.stride == windows.length:
         plot_loss_by_context(folder / "loss_by_context.png", {Path(name).name: content})
-    write_text(folder / "all_results.json", json.dumps(content, indent=1) + "\n")
+    write_run(folder, content, [content["description"], tables], arguments)
     print(f"{tables}\n\nTables and numbers are in {folder}, and each token's loss in {folder / LOSSES}.")
     return content
 

@@ -3,18 +3,17 @@
 A run is what `s3bert compare-clm` keeps in its `all_results.json`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from s3bert.arguments import save_arguments
-from s3bert.files import table, write_text
+from s3bert.files import table
 from s3bert.plots import save, subplots
 from s3bert.training.processes import process_state
 
 from .published import PERPLEXITIES
+from .run_files import write_run
 
 
 Run = Mapping[str, Any]
@@ -35,10 +34,8 @@ def write_report(folder: Path, what: Run, attentions: Mapping[str, Any], wanted:
     if not process_state().is_main_process:
         return
     run = {**what, "complete": len(attentions) == wanted, "attentions": attentions}
-    write_text(folder / "results.md", "\n\n".join([f"# {run['title']}", *_parts(run)]) + "\n")
     plot_causal(folder / "losses.png", {run["title"]: run})
-    write_text(folder / "all_results.json", json.dumps(run, indent=1) + "\n")
-    save_arguments(folder / "arguments.yaml", *arguments)
+    write_run(folder, run, _parts(run), *arguments)
 
 
 def causal_sections(runs: Mapping[str, Run]) -> list[str]:

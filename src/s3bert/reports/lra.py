@@ -3,7 +3,6 @@
 A run is what `s3bert lra` or `s3bert copy-task` keeps in its `all_results.json`; a variant is one of the things it compares.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -11,8 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from s3bert.arguments import save_arguments
-from s3bert.files import mean_and_deviation, table, write_text
+from s3bert.files import mean_and_deviation, table
 from s3bert.plots import save, subplots
 from s3bert.training.processes import process_state
 
@@ -25,6 +23,7 @@ from .published import (
     published_under_noise,
     trained_alike,
 )
+from .run_files import write_run
 
 
 Run = Mapping[str, Any]
@@ -42,10 +41,8 @@ def write_report(folder: Path, what: Run, variants: Mapping[str, Any], wanted: i
     if not process_state().is_main_process:
         return
     run = {**what, "complete": len(variants) == wanted, "variants": variants}
-    write_text(folder / "results.md", "\n\n".join([f"# {run['title']}", *_parts(run)]) + "\n")
     plot_learning_curves(folder / "curves.png", {run["title"]: run})
-    write_text(folder / "all_results.json", json.dumps(run, indent=1) + "\n")
-    save_arguments(folder / "arguments.yaml", *arguments)
+    write_run(folder, run, _parts(run), *arguments)
 
 
 def lra_sections(runs: Mapping[str, Run]) -> list[str]:
