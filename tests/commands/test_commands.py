@@ -32,6 +32,7 @@ from s3bert.commands import (
     run_lra,
 )
 from s3bert.data.corpus import Corpus
+from s3bert.experiments.arguments import ModelArguments
 from s3bert.experiments.pretraining import MASKED, build_model
 from s3bert.reports.repository import adopt_card
 from s3bert.training.checkpoints import all_checkpoints
@@ -216,7 +217,7 @@ def test_a_recipes_model_is_found_from_anywhere(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = Corpus.open(corpus).tokenizer
     for name in ("configs/model/s3bert-tiny.json", "model/s3bert-tiny"):
-        assert build_model(MASKED, tokenizer, 32, config_name=name).config.model_type == "s3bert"
+        assert build_model(MASKED, tokenizer, 32, ModelArguments(config_name=name)).config.model_type == "s3bert"
 
 
 def test_pretraining_goes_on_from_a_finished_model_and_says_what_to_do_next(corpus, pretrained, tmp_path, capsys):

@@ -17,7 +17,7 @@ from typing import Any
 from s3bert.arguments import Arguments, close_match, option, parse_arguments
 from s3bert.commands import run
 from s3bert.data.arguments import CausalCorpusArguments
-from s3bert.experiments.arguments import ATTENTIONS
+from s3bert.experiments.arguments import ATTENTIONS, ModelArguments
 from s3bert.training.arguments import GridConfig
 
 
@@ -91,9 +91,8 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
     top = Path(grid.output_dir)
     with process_state().local_main_process_first():
         corpus = Corpus.open(prepare_corpus(data, top / "corpus"))
-    base = new_config(
-        CAUSAL, corpus.tokenizer, corpus.block_size, arguments.config_name, None, arguments.config_overrides
-    )
+    model = ModelArguments(config_name=arguments.config_name, config_overrides=arguments.config_overrides)
+    base = new_config(CAUSAL, corpus.tokenizer, corpus.block_size, model)
     if base.model_type != "fmmformer":
         raise ValueError(f"config_name = {arguments.config_name} is of a {base.model_type}: give an FMMformer's.")
     configs = {name: attention_config(base, name, arguments.bandwidth) for name in arguments.attention}

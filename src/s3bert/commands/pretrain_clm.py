@@ -11,6 +11,7 @@ or of pieces. All else is as in `s3bert pretrain`. Perplexity as papers measure 
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from s3bert.arguments import Arguments, option, parse_arguments
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     from s3bert.data.steps import Steps
     from s3bert.experiments.pretraining import CAUSAL, PretrainingArguments, pretrain
     from s3bert.tasks.clm import ClmBatches, ClmEvaluation
+    from s3bert.training.processes import locked_for_run
 
     def batches(corpus: Corpus, steps: Steps) -> ClmBatches:
         return ClmBatches(steps)
@@ -59,7 +61,8 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         return ClmEvaluation(corpus.split("validation"), training.per_device_eval_batch_size, clm.max_eval_blocks)
 
     arguments = PretrainingArguments(model, data, clm, hub, training)
-    return pretrain(CAUSAL, arguments, batches, held_out, _NEXT, sys.argv[1:] if argv is None else argv)
+    with locked_for_run(Path(training.output_dir)):
+        return pretrain(CAUSAL, arguments, batches, held_out, _NEXT, sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

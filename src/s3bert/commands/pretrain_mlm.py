@@ -12,6 +12,7 @@ FSDP and mixed precision come from accelerate's configuration.
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from s3bert.arguments import Arguments, option, parse_arguments
@@ -74,6 +75,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     from s3bert.experiments.distillation import Distillation
     from s3bert.experiments.pretraining import MASKED, PretrainingArguments, load_teacher, pretrain, short_sequences
     from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
+    from s3bert.training.processes import locked_for_run
 
     def masking(corpus: Corpus) -> Masking:
         return Masking.for_tokenizer(corpus.tokenizer, mlm.mlm_probability)
@@ -96,7 +98,8 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
 
     arguments = PretrainingArguments(model_arguments, data, mlm, hub, training)
     words = sys.argv[1:] if argv is None else argv
-    return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
+    with locked_for_run(Path(training.output_dir)):
+        return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from s3bert.training.finetuning import weights_digest
 from s3bert.training.flops import training_flops
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.micro_batches import Batches
-from s3bert.training.processes import locked_for_run, process_state
+from s3bert.training.processes import process_state
 from s3bert.training.settings import changes_in_words, settings_of
 
 from .arguments import HubArguments, ModelArguments
@@ -127,7 +127,7 @@ def pretrain(
     words: list[str],
     distillation_of: Callable[[Corpus, PreTrainedModel], Distillation | None] = lambda corpus, model: None,
 ) -> TrainingResult:
-    """Prepares the corpus, trains, and publishes; as the commands' docstrings say.
+    """Prepares the corpus, trains, and publishes into the output folder, which the caller has locked; as the commands' docstrings say.
 
     Args:
         batches_of: the batches of a corpus, of the blocks that each step reads. evaluation_of: of its held-out blocks.
@@ -137,26 +137,13 @@ def pretrain(
     Raises:
         ValueError: an argument that cannot be; a corpus that was prepared for another objective; a teacher of another vocabulary.
     """
-    with locked_for_run(Path(arguments.training.output_dir)):
-        return _pretrain(objective, arguments, batches_of, evaluation_of, next_steps, words, distillation_of)
-
-
-def _pretrain(
-    objective: Objective,
-    arguments: PretrainingArguments,
-    batches_of: Callable[[Corpus, Steps], Batches],
-    evaluation_of: Callable[[Corpus], MlmEvaluation | ClmEvaluation],
-    next_steps: str,
-    words: list[str],
-    distillation_of: Callable[[Corpus, PreTrainedModel], Distillation | None],
-) -> TrainingResult:
     data, training = arguments.data, arguments.training
     folder, processes = Path(training.output_dir), process_state()
     with processes.local_main_process_first():
         corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
     _check_frame(corpus, objective)
     set_seed(training.seed)
-    model = build_model(objective, corpus.tokenizer, corpus.block_size, **vars(arguments.model))
+    model = build_model(objective, corpus.tokenizer, corpus.block_size, arguments.model)
     steps: Steps
     if isinstance(corpus, StreamingCorpus):
         if training.max_train_steps is None:
@@ -225,56 +212,49 @@ def _file_or_name(config_name: str) -> Path | str:
 
 
 def build_model(
-    objective: Objective,
-    tokenizer: PreTrainedTokenizerBase,
-    block_size: int,
-    model_name_or_path: str | None = None,
-    config_name: str | None = None,
-    model_type: str | None = None,
-    config_overrides: str | None = None,
-    trust_remote_code: bool = False,
+    objective: Objective, tokenizer: PreTrainedTokenizerBase, block_size: int, arguments: ModelArguments
 ) -> PreTrainedModel:
     """The model to train, from one of three sources, checked against the corpus it will read.
 
     Args:
-        tokenizer, block_size: the corpus's. model_name_or_path: a checkpoint. config_name: a configuration's file, recipe,
-            folder or Hub id. model_type: a type with its default configuration. config_overrides: `name=value,...`.
+        tokenizer, block_size: the corpus's.
 
     Raises:
         ValueError: not exactly one source of a model; an override that the configuration does not have, or a value that cannot be;
             a checkpoint that is damaged, or whose vocabulary or length does not fit the corpus.
     """
-    sources = {"model_name_or_path": model_name_or_path, "config_name": config_name, "model_type": model_type}
+    sources = {name: getattr(arguments, name) for name in ("model_name_or_path", "config_name", "model_type")}
     given = [f"{name} = {source}" for name, source in sources.items() if source is not None]
     if len(given) != 1:
         raise ValueError(
             f"Give exactly one of {', '.join('--' + name for name in sources)}; there is {' and '.join(given) or 'none'}. "
             "What a --config file names is overridden by the same argument only."
         )
-    remote = {"trust_remote_code": trust_remote_code}
-    if model_name_or_path is None:
-        config = new_config(objective, tokenizer, block_size, config_name, model_type, config_overrides, **remote)
+    remote = {"trust_remote_code": arguments.trust_remote_code}
+    start = arguments.model_name_or_path
+    if start is None:
+        config = new_config(objective, tokenizer, block_size, arguments)
         if objective is MASKED and config.model_type in SPARSE_BASELINES:
             return SPARSE_BASELINES[config.model_type](config)
         return objective.auto_class.from_config(config, **remote)
-    with reading(f"The configuration {model_name_or_path}"):
-        config = AutoConfig.from_pretrained(model_name_or_path, **remote)
-    if config_overrides:
-        override_config(config, config_overrides)
+    with reading(f"The configuration {start}"):
+        config = AutoConfig.from_pretrained(start, **remote)
+    if arguments.config_overrides:
+        override_config(config, arguments.config_overrides)
     auto_class = objective.auto_class
     if objective is MASKED:
         auto_class = SPARSE_BASELINES.get(config.model_type, auto_class)
-    with reading(f"The checkpoint {model_name_or_path}"):
-        model = auto_class.from_pretrained(model_name_or_path, config=config, dtype="float32", **remote)
-    check_finite(model, model_name_or_path)
+    with reading(f"The checkpoint {start}"):
+        model = auto_class.from_pretrained(start, config=config, dtype="float32", **remote)
+    check_finite(model, start)
     if config.vocab_size < len(tokenizer):
         raise ValueError(
-            f"The corpus's tokenizer has {len(tokenizer)} entries, {model_name_or_path} knows {config.vocab_size}: "
-            f"prepare the corpus with --tokenizer_name {model_name_or_path}."
+            f"The corpus's tokenizer has {len(tokenizer)} entries, {start} knows {config.vocab_size}: "
+            f"prepare the corpus with --tokenizer_name {start}."
         )
     if block_size > _longest_input(config):
         raise ValueError(
-            f"The corpus has blocks of {block_size} tokens, {model_name_or_path} takes up to "
+            f"The corpus has blocks of {block_size} tokens, {start} takes up to "
             f"{_longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
             "prepare the corpus with a shorter --max_seq_length."
         )
@@ -289,10 +269,10 @@ def load_teacher(
     Raises:
         ValueError: as `build_model`; its tokenizer is not the corpus's, or its logits are more or fewer than the student's.
     """
-    remote = {"trust_remote_code": trust_remote_code}
-    teacher = build_model(MASKED, corpus.tokenizer, corpus.block_size, model_name_or_path=name, **remote)
+    arguments = ModelArguments(model_name_or_path=name, trust_remote_code=trust_remote_code)
+    teacher = build_model(MASKED, corpus.tokenizer, corpus.block_size, arguments)
     with reading(f"The tokenizer {name}"):
-        tokenizer = AutoTokenizer.from_pretrained(name, **remote)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     if tokenizer.get_vocab() != corpus.tokenizer.get_vocab():
         raise ValueError(
             f"The teacher {name} has another vocabulary than the corpus, and what it says of a token would be of another one: prepare "
@@ -306,27 +286,21 @@ def load_teacher(
 
 
 def new_config(
-    objective: Objective,
-    tokenizer: PreTrainedTokenizerBase,
-    block_size: int,
-    config_name: str | None = None,
-    model_type: str | None = None,
-    config_overrides: str | None = None,
-    trust_remote_code: bool = False,
+    objective: Objective, tokenizer: PreTrainedTokenizerBase, block_size: int, arguments: ModelArguments
 ) -> PreTrainedConfig:
     """The configuration of a model to train from scratch, with the vocabulary of the corpus; arguments and errors as `build_model`'s."""
-    if model_type is not None:
+    if arguments.model_type is not None:
         try:
-            config = AutoConfig.for_model(model_type)
+            config = AutoConfig.for_model(arguments.model_type)
         except ValueError as error:
-            known = close_match(model_type, CONFIG_MAPPING.keys())
-            raise ValueError(f"Unknown --model_type {model_type}.{known}") from error
+            known = close_match(arguments.model_type, CONFIG_MAPPING.keys())
+            raise ValueError(f"Unknown --model_type {arguments.model_type}.{known}") from error
     else:
-        source = _file_or_name(config_name)
+        source = _file_or_name(arguments.config_name)
         with reading(f"The configuration {source}"):
-            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    if config_overrides:
-        override_config(config, config_overrides)
+            config = AutoConfig.from_pretrained(source, trust_remote_code=arguments.trust_remote_code)
+    if arguments.config_overrides:
+        override_config(config, arguments.config_overrides)
     _take_token_ids(config, tokenizer, objective)
     vocab_size = len(tokenizer)
     if config.vocab_size != vocab_size:
