@@ -18,6 +18,16 @@ CLASS_SUFFIXES = {
     "AutoModelForQuestionAnswering": "ForQuestionAnswering",
     "AutoModelForMultipleChoice": "ForMultipleChoice",
 }
+# The counts that an encoder's weights are of.
+ENCODER_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
 
 
 def auto_map(model_type: str, name: str) -> dict[str, str]:
@@ -60,13 +70,5 @@ class EncoderConfig(CheckedConfig):
 
     def validate_sizes(self):
         """Counts are positive, and heads divide the hidden size."""
-        self.check_counts(
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
-        )
+        self.check_counts(*ENCODER_SIZES)
         self.check_division("num_attention_heads", "heads")

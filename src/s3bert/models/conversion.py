@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.bert.modeling_bert import BertOutput
 
+from .configuration_encoder import ENCODER_SIZES
 from .configuration_s3bert import S3BertConfig
 from .modeling_s3bert import S3BertAttention, S3BertForMaskedLM, S3BertModel
 
@@ -55,15 +56,6 @@ SOURCES: dict[str, dict[str, str]] = {
     "camembert": _ROBERTA,
     "distilbert": _DISTILBERT,
 }
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
 
 
 class Taken(NamedTuple):
@@ -112,7 +104,7 @@ def check_size(config: S3BertConfig, source: PreTrainedConfig) -> None:
         ValueError: the configuration is of another size than the source's weights.
     """
     expected = converted_config(source)
-    for name in _SIZES:
+    for name in ENCODER_SIZES:
         asked, own = getattr(config, name), getattr(expected, name)
         if asked != own:
             raise ValueError(
