@@ -42,7 +42,7 @@ FREE = {
     "commands.run_glue.GlueArguments": "task_name dataset_name max_train_samples max_eval_samples do_predict push_to_hub "
     "hub_model_id",
     "commands.run_finetuning.DocumentArguments": "train_file validation_file test_file dataset_name text_column label_column "
-    "validation_split_percentage max_train_samples max_eval_samples push_to_hub hub_model_id",
+    "validation_split_percentage max_train_samples max_eval_samples",
     "commands.run_lra.LraArguments": "data_dir mixer max_seq_length image_size max_train_samples max_eval_samples ablate vary values",
     "commands.run_copy_task.CopyArguments": "mixer",
     "commands.run_forecasting.ForecastArguments": "data_dir model horizons context_length max_train_samples",

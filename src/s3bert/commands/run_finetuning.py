@@ -19,6 +19,7 @@ from typing import Any
 
 from s3bert.arguments import Arguments, option, parse_arguments, save_arguments
 from s3bert.commands import run
+from s3bert.experiments.arguments import HubArguments
 from s3bert.training.arguments import GridConfig
 
 from .run_glue import ModelArguments
@@ -26,7 +27,7 @@ from .run_glue import ModelArguments
 
 @dataclass
 class DocumentArguments(Arguments):
-    """Documents, how they are read, and publishing."""
+    """Documents, and how they are read."""
 
     train_file: str | None = option(free=True, help="file or glob of documents to train on", default=None)
     validation_file: str | None = option(
@@ -64,10 +65,6 @@ class DocumentArguments(Arguments):
     group_by_length: bool = option(help="batches of rows of similar length, so that little is padded", default=True)
     max_train_samples: int | None = option(free=True, least=1, help="train on the first rows only", default=None)
     max_eval_samples: int | None = option(free=True, least=1, help="evaluate on the first rows only", default=None)
-    push_to_hub: bool = option(free=True, help="upload the finished folder", default=False)
-    hub_model_id: str | None = option(
-        free=True, help="repository to upload to; the folder's name by default", default=None
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -82,15 +79,19 @@ class DocumentArguments(Arguments):
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Runs the command; returns the content of the output folder's `all_results.json`."""
-    model, documents, grid = parse_arguments((ModelArguments, DocumentArguments, GridConfig), argv, __doc__)
+    model, documents, hub, grid = parse_arguments(
+        (ModelArguments, DocumentArguments, HubArguments, GridConfig), argv, __doc__
+    )
     from s3bert.training.processes import locked_for_run
 
     command = shlex.join(["s3bert", "finetune", *(sys.argv[1:] if argv is None else argv)])
     with locked_for_run(Path(grid.output_dir)):
-        return _finetune(model, documents, grid, command)
+        return _finetune(model, documents, hub, grid, command)
 
 
-def _finetune(model: ModelArguments, arguments: DocumentArguments, grid: GridConfig, command: str) -> dict[str, Any]:
+def _finetune(
+    model: ModelArguments, arguments: DocumentArguments, hub: HubArguments, grid: GridConfig, command: str
+) -> dict[str, Any]:
     from s3bert.experiments.documents import Reading, finetune, publish
     from s3bert.reports.repository import push_folder
     from s3bert.tasks.documents import load_documents
@@ -133,9 +134,9 @@ def _finetune(model: ModelArguments, arguments: DocumentArguments, grid: GridCon
     folder = Path(grid.output_dir)
     if process_state().is_main_process:
         publish(documents, settings, start, reading, grid.per_device_eval_batch_size, folder, command)
-        save_arguments(folder / "arguments.yaml", model, arguments, grid)
-        if arguments.push_to_hub:
-            push_folder(folder, arguments.hub_model_id)
+        save_arguments(folder / "arguments.yaml", model, arguments, hub, grid)
+        if hub.push_to_hub:
+            push_folder(folder, hub.hub_model_id)
     return read_report(folder)
 
 
