@@ -12,6 +12,7 @@ from s3bert.files import table
 from s3bert.plots import save, subplots
 from s3bert.training.processes import process_state
 
+from .perplexity import span_in_words, span_middle
 from .published import PERPLEXITIES
 from .run_files import write_run
 
@@ -105,9 +106,8 @@ def context_table(run: Run) -> str:
     spans = run["attentions"][order[0]]["loss_by_context"]
     rows = []
     for place, span in enumerate(spans):
-        words = f"{span['least']}" if span["least"] == span["most"] else f"{span['least']} to {span['most']}"
         losses = [run["attentions"][name]["loss_by_context"][place]["loss"] for name in order]
-        rows.append([words, *(f"{loss:.3f}" for loss in losses)])
+        rows.append([span_in_words(span), *(f"{loss:.3f}" for loss in losses)])
     return table(["tokens of context", *order], rows)
 
 
@@ -128,7 +128,7 @@ def plot_causal(file: Path, runs: Mapping[str, Run]) -> None:
             style = {"color": f"C{number}", "marker": "o", "markersize": 3, "linewidth": 1.2}
             curves.plot(list(steps), [mean(losses) for losses in steps.values()], label=name, **style)
             entries = result["loss_by_context"]
-            middles = [(entry["least"] * entry["most"]) ** 0.5 for entry in entries]
+            middles = [span_middle(entry) for entry in entries]
             differences = [entry["loss"] - other for entry, other in zip(entries, baseline, strict=True)]
             contexts.plot(middles, differences, label=name, **style)
         curves.set(xlabel="optimiser steps", ylabel="held-out loss (nats)", title=title)

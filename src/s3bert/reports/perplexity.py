@@ -25,10 +25,7 @@ def perplexity_tables(run: Run) -> list[str]:
         "tokens": f"{run['tokens']:,}",
         "documents": f"{run['documents']:,}",
     }
-    rows = [
-        [_between(entry["least"], entry["most"]), f"{entry['tokens']:,}", f"{entry['loss']:.4f}"]
-        for entry in run["loss_by_context"]
-    ]
+    rows = [[span_in_words(entry), f"{entry['tokens']:,}", f"{entry['loss']:.4f}"] for entry in run["loss_by_context"]]
     first = table(["measure", "value"], [[name, value] for name, value in measures.items() if value])
     return [first, table(["tokens of context", "tokens", "loss"], rows)]
 
@@ -38,7 +35,7 @@ def plot_loss_by_context(file: Path, runs: Mapping[str, Run]) -> None:
     figure, axes = subplots(figsize=(7, 4.5))
     for name, run in runs.items():
         entries = run["loss_by_context"]
-        middles = [(entry["least"] * entry["most"]) ** 0.5 for entry in entries]
+        middles = [span_middle(entry) for entry in entries]
         axes.plot(middles, [entry["loss"] for entry in entries], marker="o", markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context", ylabel="loss (nats per token)")
@@ -47,5 +44,12 @@ def plot_loss_by_context(file: Path, runs: Mapping[str, Run]) -> None:
     save(figure, file)
 
 
-def _between(least: int, most: int) -> str:
+def span_in_words(span: Mapping[str, Any]) -> str:
+    """A span of contexts, as `losses_by_context` gives it: "4 to 7" tokens."""
+    least, most = span["least"], span["most"]
     return f"{least}" if least == most else f"{least} to {most}"
+
+
+def span_middle(span: Mapping[str, Any]) -> float:
+    """Where a span of contexts is drawn on an axis of logarithms, in tokens."""
+    return (span["least"] * span["most"]) ** 0.5
