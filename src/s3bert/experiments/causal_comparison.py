@@ -66,12 +66,12 @@ class Scoring:
     def __call__(self, model: FmmForCausalLM, folder: Path) -> float:
         """The mean loss in sliding windows; all losses are kept in the folder."""
         model.eval()
-        for name, windows in ((_SLIDING, self.windows), (_BLOCKS, self.blocks)):
-            settings = self.settings | {"stride": windows.stride}
-            losses = measure(model, self.text, windows, self.batch_size, folder / name, settings)
-            if name == _SLIDING:
-                found = float(losses.mean(dtype=np.float64))
-        return found
+        sliding = self._losses(model, self.windows, folder / _SLIDING)
+        self._losses(model, self.blocks, folder / _BLOCKS)
+        return float(sliding.mean(dtype=np.float64))
+
+    def _losses(self, model: FmmForCausalLM, windows: Windows, file: Path) -> np.ndarray:
+        return measure(model, self.text, windows, self.batch_size, file, self.settings | {"stride": windows.stride})
 
 
 def run_attention(
