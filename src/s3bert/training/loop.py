@@ -56,6 +56,7 @@ from .memory import keep_freed_memory, release_memory
 from .micro_batches import Batches, MicroBatches, ahead, positions
 from .optimizer import adamw, take_up
 from .processes import locked_for_run, process_state
+from .progress import Progress
 from .settings import Changes, agreed_changes, in_words, model_settings, training_settings
 from .signals import StopRequest
 
@@ -80,24 +81,6 @@ class TrainingResult:
     seconds: float
     history: list[dict[str, Any]]
     changes: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass
-class _Progress:
-    """What a checkpoint carries beside tensors. Times are of training alone, without evaluation and saving."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    loss_sum: float = 0.0  # over all steps
-    window_loss: float = 0.0  # since the last log record
-    window_steps: int = 0
-    window_tokens: int = 0
-    window_seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best_metrics: dict[str, float] = field(default_factory=dict)
-    best_step: int = 0
-    evaluations_since_best: int = 0
 
 
 def train(
@@ -160,7 +143,7 @@ class _Run:
         schedule_steps = config.schedule_steps(self.total_steps)
         self.settings = {**settings, **training_settings(config), "model": model_settings(model.config)}
         self.settings |= {"max_train_steps": self.total_steps, "mixed_precision": self.accelerator.mixed_precision}
-        self.progress, self.changes = _Progress(), []
+        self.progress, self.changes = Progress(), []
         self.checkpoint = self._checkpoint_to_resume()
         undecided = config.mixed_precision is None and self.accelerator.mixed_precision == "no"
         if undecided and self.main and not self.checkpoint and computes_in_bf16(self.accelerator.device):
@@ -231,12 +214,9 @@ class _Run:
                 inputs = [batch for batch, _ in parts]
                 with self.around_step(progress.step + 1, self.plain_model, inputs) as found:
                     self._step(parts)
-                progress.step += 1
+                progress.add_step(tokens)
                 if found:
                     self._write({"step": progress.step} | found)
-                progress.tokens += tokens
-                progress.window_tokens += tokens
-                progress.window_steps += 1
                 bar.update()
                 last = progress.step == self.total_steps
                 evaluates = self.evaluate is not None and (last or progress.step % eval_steps == 0)
@@ -247,9 +227,7 @@ class _Run:
                 asked = any(self._wishes()) if alone else self.accelerator.device.type == "cpu"
                 if logs or evaluates or saves or asked:
                     self._collect_losses()
-                    elapsed = time.perf_counter() - clock
-                    progress.seconds += elapsed
-                    progress.window_seconds += elapsed
+                    progress.add_seconds(time.perf_counter() - clock)
                     if logs:
                         bar.set_postfix(self._log_training())
                     if evaluates:
@@ -292,7 +270,7 @@ class _Run:
             tokens=progress.tokens,
             metrics=progress.metrics,
             best_metrics=progress.best_metrics,
-            train_loss=progress.loss_sum / max(1, progress.step),
+            train_loss=progress.mean_loss,
             seconds=progress.seconds,
             history=self.log.records,
             changes=self.changes,
@@ -345,8 +323,7 @@ class _Run:
         wishes = torch.tensor(self._wishes(), dtype=self.window.dtype, device=self.window.device)
         loss, stops, due = self.accelerator.reduce(torch.cat([self.window[None], wishes]), "sum").tolist()
         self.stops, self.due = bool(stops), bool(due)
-        self.progress.loss_sum += loss
-        self.progress.window_loss += loss
+        self.progress.add_loss(loss)
         self.window.zero_()
 
     def _wishes(self) -> tuple[bool, bool]:
@@ -372,11 +349,11 @@ class _Run:
     def _log_training(self) -> dict[str, str]:
         """Writes a log record of the steps since the last one; returns what the progress bar shows."""
         progress = self.progress
-        speed = progress.window_tokens / max(progress.window_seconds, 1e-9)
+        loss, speed = progress.close_window()
         record = {
             "step": progress.step,
             "epoch": progress.step / len(self.batches),
-            "loss": progress.window_loss / progress.window_steps,
+            "loss": loss,
             "learning_rate": self.scheduler.get_last_lr()[0],
             "tokens": progress.tokens,
             "seconds": round(progress.seconds, 2),
@@ -389,8 +366,6 @@ class _Run:
             record["mfu"] = round(self.mfu_per_speed * speed, 4)
             shown["mfu"] = f"{record['mfu']:.1%}"
         self._write(record)
-        progress.window_loss = progress.window_seconds = 0.0
-        progress.window_steps = progress.window_tokens = 0
         return shown
 
     def _evaluate(self) -> bool:
@@ -401,16 +376,7 @@ class _Run:
         self.model.train()
         release_memory()  # shapes that vary leave what is kept in pieces, and the process would grow from one to the next
         self._write({"step": progress.step} | {f"eval_{name}": value for name, value in metrics.items()})
-        progress.metrics = metrics
-        watched = config.metric_for_best_model
-        if watched not in metrics:
-            raise ValueError(f"metric_for_best_model = {watched!r} is not among the metrics {', '.join(metrics)}.")
-        sign = 1 if config.greater_is_better else -1
-        if not progress.best_metrics or sign * metrics[watched] > sign * progress.best_metrics[watched]:
-            progress.best_metrics, progress.best_step = metrics, progress.step
-            progress.evaluations_since_best = 0
-        else:
-            progress.evaluations_since_best += 1
+        progress.add_evaluation(metrics, config.metric_for_best_model, config.greater_is_better)
         return self._out_of_patience()
 
     def _out_of_patience(self) -> bool:
@@ -460,7 +426,7 @@ class _Run:
     def _load(self, model: nn.Module, checkpoint: Path) -> tuple[dict, dict, dict]:
         """Fills the model and the progress; returns the states of optimiser, schedule and loss scaler."""
         optimizer_state, state = load_training_state(checkpoint)
-        self.progress, misfit = _Progress(**state["progress"]), None
+        self.progress, misfit = Progress(**state["progress"]), None
         try:
             load_model(model, checkpoint / "model.safetensors")
         except RuntimeError as error:  # torch's, of a head and a line for each tensor
@@ -478,8 +444,7 @@ class _Run:
         """Goes on with other settings, from this step on."""
         progress, ends_with_best = self.progress, changed.get("load_best_model_at_end")
         if {"metric_for_best_model", "greater_is_better"} & changed.keys() or ends_with_best == [False, True]:
-            # Earlier evaluations were judged otherwise, or their weights not kept: the best is one of those to come.
-            progress.best_metrics, progress.best_step, progress.evaluations_since_best = {}, 0, 0
+            progress.forget_best()  # earlier evaluations were judged otherwise, or their weights not kept
         late = changed.keys() - {"max_train_steps"}
         if ends_with_best == [True, False]:  # what decides only which weights are taken at the end
             late.remove("load_best_model_at_end")
