@@ -168,7 +168,9 @@ def pretrain(
         save_arguments(file, *arguments)
 
     flops = None
-    if processes.is_main_process:  # at a block's length, before several processes share the model
+    # At a block's length, before several processes share the model. The loop's own count, of MFU, is at its first steps' length, which
+    # short sequences make another.
+    if processes.is_main_process:
         size = training.per_device_train_batch_size
         sample = {name: held_out.batches[0][name][:size] for name in ("input_ids", "labels")}
         flops = training_flops(model, sample)
