@@ -4,6 +4,7 @@ Faults are real: signals that a process sends itself before its n-th system call
 writes that the system refuses from that call on, as on a full disk.
 """
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -36,6 +37,9 @@ processes.set_forkserver_preload(
         "matplotlib.backends.backend_agg",
     ]
 )
+
+# A child's collections, one for every evaluation, do not look through what the server has imported.
+gc.freeze()
 
 # As Python's auditing calls those that take a path.
 _CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.listdir", "os.scandir"}

@@ -1,5 +1,6 @@
 """Shared fixtures: one thread, no network, seeds, and tiny models of every family and head with batches for them."""
 
+import gc
 import os
 
 
@@ -42,6 +43,10 @@ def pytest_addoption(parser):
         metavar="FOLDER",
         help="tests/torture in its long form, with a report of what was tried into FOLDER",
     )
+
+
+def pytest_collection_finish():
+    gc.freeze()  # every evaluation collects garbage, a third of a second where it looks through all that was imported
 
 
 @pytest.fixture(autouse=True)
