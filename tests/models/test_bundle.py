@@ -23,8 +23,9 @@ each_config = pytest.mark.parametrize("config_class", CONFIGS)
 
 def definitions(source: str) -> dict[str, str]:
     """The text of each class and function at the top of a file, without its decorators."""
+    lines = source.splitlines()
     nodes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    return {node.name: ast.get_source_segment(source, node) for node in nodes}
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes}
 
 
 @each_config
