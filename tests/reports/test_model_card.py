@@ -110,25 +110,28 @@ from_package = [name for name, module in sys.modules.items() if (getattr(module,
 assert not from_package, from_package
 print("done")
 """
-# Reads a folder of any model by an auto class, and compares what it gives with the record.
-ONE_MODEL = """
+# Reads folders of any models by their auto classes, and compares what each gives with its record.
+OTHERS = """
 import torch
 import transformers
 
 torch.set_num_threads(1)
-root, auto_class = Path(sys.argv[1]), getattr(transformers, sys.argv[2])
-inputs, outputs, text = torch.load(root / "record.pt")
-model = auto_class.from_pretrained(root / "model", trust_remote_code=True)
-assert type(model).__module__.startswith("transformers_modules"), type(model)
-with torch.no_grad():
-    assert all(map(torch.equal, model(**inputs).to_tuple(), outputs))
-if text is not None:
-    assert torch.equal(model.generate(inputs["input_ids"], max_new_tokens=9), text)
-model.save_pretrained(root / "again")
-assert code(root / "again") == code(root / "model")
-again = auto_class.from_pretrained(root / "again", trust_remote_code=True)
-assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
-print("done")
+root = Path(sys.argv[1])
+for name in sys.argv[2:]:
+    auto_class, inputs, outputs, text = torch.load(root / name / "record.pt")
+    auto_class = getattr(transformers, auto_class)
+    model = auto_class.from_pretrained(root / name, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
+    with torch.no_grad():
+        assert all(map(torch.equal, model(**inputs).to_tuple(), outputs)), name
+    if text is not None:
+        assert torch.equal(model.generate(inputs["input_ids"], max_new_tokens=9), text), name
+    again = root / (name + "_saved_again")
+    model.save_pretrained(again)
+    assert code(again) == code(root / name), name
+    again = auto_class.from_pretrained(again, trust_remote_code=True)
+    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values())), name
+    print("identical", name)
 """
 
 
@@ -200,47 +203,39 @@ def test_every_folder_gives_identical_outputs_where_the_package_cannot_be_import
     assert result.stdout.endswith("done\n")
 
 
-def check_one_model(model: torch.nn.Module, family: str, auto_class: str, folder: Path, **inputs: torch.Tensor | bool):
-    model.eval().save_pretrained(folder / "model")
-    files = {"config.json", "model.safetensors", *CODE[family]}
-    text = model.generate(inputs["input_ids"], max_new_tokens=9) if model.can_generate() else None
-    if text is not None:
-        files.add("generation_config.json")
-    assert {path.name for path in (folder / "model").iterdir()} == files
-    torch.save((inputs, list(model(**inputs).to_tuple()), text), folder / "record.pt")
-    result = run_without_the_package(ONE_MODEL, folder, auto_class, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.endswith("done\n")
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("independent", [False, True], ids=["together", "independent"])
-def test_a_forecaster_gives_identical_forecasts_where_the_package_cannot_be_imported(independent, tmp_path):
-    config = s3bert.S3ForecastConfig(
-        context_length=12, prediction_length=5, num_input_channels=2, hidden_size=8, num_harmonics=3,
-        channel_independent=independent, channel_names=["a", "b"],
-    )  # fmt: skip
+def test_other_models_give_identical_outputs_where_the_package_cannot_be_imported(tmp_path):
+    """Forecasters of series together and apart, encoders of the arena, and language models."""
     values = torch.randn(3, 12, 2)
     values[0, 3] = torch.nan
-    check_one_model(s3bert.S3ForecastModel(config), "forecast", "AutoModel", tmp_path, past_values=values)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("mixer", ["s3", "skyformer"])
-def test_an_arena_encoder_gives_identical_logits_where_the_package_cannot_be_imported(mixer, tmp_path):
-    config = s3bert.LraConfig(mixer=mixer, vocab_size=20, hidden_size=16, max_position_embeddings=24, num_labels=3)
-    model, ids = s3bert.LraForSequenceClassification(config), torch.randint(1, 20, (2, 24))
-    check_one_model(model, "lra", "AutoModelForSequenceClassification", tmp_path, input_ids=ids)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("bandwidth", [3, None])
-def test_a_language_model_gives_identical_logits_and_text_where_the_package_cannot_be_imported(bandwidth, tmp_path):
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    kernels = [] if bandwidth is None else ["elu", "delta_elu"]
-    model = s3bert.FmmForCausalLM(s3bert.FmmConfig(bandwidth=bandwidth, kernels=kernels, **sizes))
-    ids = torch.randint(0, 20, (2, 7))
-    check_one_model(model, "fmm", "AutoModelForCausalLM", tmp_path, input_ids=ids, use_cache=False)
+    entries = {}
+    for apart in (False, True):
+        config = s3bert.S3ForecastConfig(
+            context_length=12, prediction_length=5, num_input_channels=2, hidden_size=8, num_harmonics=3,
+            channel_independent=apart, channel_names=["a", "b"],
+        )  # fmt: skip
+        entries[f"forecast_{apart}"] = ("AutoModel", s3bert.S3ForecastModel(config), {"past_values": values})
+    for mixer in ("s3", "skyformer"):
+        config = s3bert.LraConfig(mixer=mixer, vocab_size=20, hidden_size=16, max_position_embeddings=24, num_labels=3)
+        model, inputs = s3bert.LraForSequenceClassification(config), {"input_ids": torch.randint(1, 20, (2, 24))}
+        entries[f"lra_{mixer}"] = ("AutoModelForSequenceClassification", model, inputs)
+    for bandwidth, kernels in ((3, ["elu", "delta_elu"]), (None, [])):
+        sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = s3bert.FmmForCausalLM(s3bert.FmmConfig(bandwidth=bandwidth, kernels=kernels, **sizes))
+        inputs = {"input_ids": torch.randint(0, 20, (2, 7)), "use_cache": False}
+        entries[f"fmm_{bandwidth}"] = ("AutoModelForCausalLM", model, inputs)
+    for name, (auto_class, model, inputs) in entries.items():
+        model.eval().save_pretrained(tmp_path / name)
+        files = {"config.json", "model.safetensors", *CODE[name.partition("_")[0]]}
+        text = model.generate(inputs["input_ids"], max_new_tokens=9) if model.can_generate() else None
+        if text is not None:
+            files.add("generation_config.json")
+        assert {path.name for path in (tmp_path / name).iterdir()} == files
+        record = (auto_class, inputs, list(model(**inputs).to_tuple()), text)
+        torch.save(record, tmp_path / name / "record.pt")
+    result = run_without_the_package(OTHERS, tmp_path, *entries, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"identical {name}" for name in entries]
 
 
 def test_the_trainers_checkpoint_and_output_folders_are_complete(build_model, make_batch, tokenizer, tmp_path):
