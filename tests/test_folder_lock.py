@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from children import free_port, processes
+from children import Child, free_port, processes
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from s3bert import folder_lock
 from s3bert.commands import COMMANDS, _module, prepare_corpus
@@ -169,6 +171,11 @@ def test_processes_of_one_run_share_the_folder_and_the_refusal(holder, tmp_path)
     assert said.read_text().count(f"is in use: process {holder[0].pid} ") == 1
 
 
+def _longer_than_patience() -> None:
+    time.perf_counter = time.monotonic  # stands still in a child, and a lock's patience is counted by it
+    register_optimizer_step_pre_hook(lambda *_: time.sleep(0.1))
+
+
 def test_of_two_starts_at_once_one_goes_on_undisturbed_and_the_other_says_why_not(tmp_path):
     words = ["--vocab_size", "800", "--max_seq_length", "32", "--max_train_samples", "60"]
     prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(tmp_path / "corpus")])
@@ -176,21 +183,15 @@ def test_of_two_starts_at_once_one_goes_on_undisturbed_and_the_other_says_why_no
     words = ["--dataset_name", str(tmp_path / "corpus"), "--model_type", "s3bert", "--config_overrides", size]
     words += ["--max_train_steps", "40", "--save_steps", "20", "--max_eval_blocks", "8", "--report_to", "none"]
     starts = [
-        subprocess.Popen(
-            [sys.executable, "-m", "s3bert.commands.pretrain_mlm", *words, "--output_dir", str(tmp_path / folder)],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            text=True,
-        )
+        Child("pretrain", [*words, "--output_dir", str(tmp_path / folder)], tmp_path, before=_longer_than_patience)
         for folder in ("both", "both", "alone")
     ]
-    said = [start.communicate(timeout=300)[1] for start in starts]
-    assert sorted(start.returncode for start in starts[:2]) == [0, 1]
-    refused = next(number for number in range(2) if starts[number].returncode)
-    line = said[refused].splitlines()[-1]
-    assert line.startswith(f"error: {tmp_path / 'both'} is in use: process {starts[1 - refused].pid} on ")
-    assert "Traceback" not in said[refused]
+    ids = [start.process.pid for start in starts]
+    outcomes = [start.wait() for start in starts]
+    assert [outcome.problem for outcome in outcomes] == [None] * 3
+    assert sorted(outcome.status for outcome in outcomes[:2]) == [0, 1]
+    refused = next(number for number in range(2) if outcomes[number].status)
+    assert outcomes[refused].error.startswith(f"error: {tmp_path / 'both'} is in use: process {ids[1 - refused]} on ")
     files = [{path.name for path in (tmp_path / folder).rglob("*")} for folder in ("both", "alone")]
     assert files[0] == files[1]
     for file in ("model.safetensors", "checkpoint-40/optimizer.safetensors"):
