@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
-import time
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from children import Child
 from datasets import Dataset
 from transformers import (
     AutoModelForSequenceClassification,
@@ -26,7 +25,6 @@ from s3bert.data.synthetic import synthetic_acceptability
 
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts/run_glue.py"
 SMOKE = ["--config", str(ROOT / "configs/glue/smoke.yaml")]
 POSITIONS = 16
 
@@ -119,14 +117,12 @@ def test_a_grid_leaves_a_complete_repository_with_the_best_trial_and_all_figures
 def test_a_killed_cell_goes_on_to_the_last_digit(checkpoints, tmp_path):
     changes = ["--num_train_epochs", "30", "--max_train_samples", "32", "--save_steps", "10", "--eval_steps", "400"]
     argv = arguments(checkpoints / "s3bert", tmp_path / "killed", *changes)
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen([sys.executable, str(SCRIPT), *argv], stdout=output, stderr=output)
-        trials = tmp_path / "killed/trials"
-        while not list(trials.glob("*/checkpoint-*")) and process.poll() is None:
-            time.sleep(0.02)
-        process.kill()
-        process.wait()
-    assert list(trials.glob("*/checkpoint-*")), f"not killed on its way: {(tmp_path / 'output').read_text()}"
+    child, trials = Child("glue", argv, tmp_path), tmp_path / "killed/trials"
+    while not list(trials.glob("*/checkpoint-*")) and not child.read(0.02):
+        pass
+    child.send(signal.SIGKILL)
+    outcome = child.wait()
+    assert outcome.status == -signal.SIGKILL, outcome.output
     assert not list(trials.glob("*/results.json"))
     resumed = run_glue.main(argv)
     straight = run_glue.main(arguments(checkpoints / "s3bert", tmp_path / "straight", *changes))
