@@ -603,7 +603,7 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation_however_few_checkpoi
 
 
 def test_a_compiled_run_is_one_graph_and_gives_the_losses_of_an_eager_one(tmp_path, monkeypatch):
-    quick = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # inductor would take a minute
+    quick = functools.partialmethod(torch.nn.Module.compile, backend="eager")  # the next test has inductor's minute
     monkeypatch.setattr(torch.nn.Module, "compile", quick)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
