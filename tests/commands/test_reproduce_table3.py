@@ -6,14 +6,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from children import processes
 from huggingface_hub import ModelCard
 
 from s3bert.arguments import parse_arguments
@@ -27,9 +26,9 @@ from s3bert.tasks.glue import TABLE_3
 
 ROOT = Path(__file__).parents[2]
 ONE = ["--learning_rates", "1e-3", "--warmup_shares", "0.1"]  # setting, so that nothing is searched for
-SCRIPT = ROOT / "scripts/reproduce_table3.py"
 # Relative to the project, as in the configuration files.
 TOY = ["--config", "configs/table3/smoke.yaml", "--models", "bert", "s3bert", "--tokens", "4096"]
+TOY += ["--max_train_samples", "500"]
 
 
 _TIMES = {"seconds", "train_runtime", "tokens_per_second", "train_tokens_per_second", "mfu"}
@@ -45,22 +44,22 @@ def without_times(results: Any) -> Any:
     return {name: without_times(value) for name, value in results.items() if name not in _TIMES | _PLACES}
 
 
-def run(folder: Path, *words: str, timeout: float | None = None) -> subprocess.Popen:
-    command = [sys.executable, str(SCRIPT), *TOY, "--output_dir", str(folder), *words]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout)
-    return process
+def compare(folder: Path, *words: str) -> dict[str, Any]:
+    """A comparison under one learning rate; only its jobs are processes."""
+    with contextlib.chdir(ROOT):
+        return reproduce_table3.main([*TOY, *ONE, "--output_dir", str(folder), *words])
+
+
+def _compare(folder: Path) -> None:
+    os.setsid()  # its jobs are killed with it, or not
+    compare(folder)
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory) -> Path:
-    """A finished comparison of two models under one learning rate."""
+    """The folder of a finished one, of two models."""
     folder = tmp_path_factory.mktemp("comparison")
-    process = run(folder, *ONE)
-    assert process.returncode == 0, process.stdout.read()
+    compare(folder)
     return folder
 
 
@@ -103,10 +102,9 @@ def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch
         (data / "cola" / f"{split}.jsonl").write_text("\n".join(rows))
     (data / "text.txt").write_text("\n".join(f"word {i} and word {7 * i % 50}" for i in range(2000)))
     words = [*TOY, *ONE, "--models", "bert", "--tokens", "1024", "--vocab_size", "64", "--task_name", "cola"]
-    words += ["--dataset_name", str(data / "text.txt"), "--glue_dataset_name", str(data)]
+    words += ["--dataset_name", str(data / "text.txt"), "--max_train_samples", "2000", "--glue_dataset_name", str(data)]
     with pytest.raises(ValueError, match=r"takes .* MB, more than max_pack_megabytes = 0.001: lower"):
         reproduce_table3.main([*words, "--output_dir", str(folder), "--pack", "--max_pack_megabytes", "0.001"])
-    shutil.rmtree(folder)
     reproduce_table3.main([*words, "--output_dir", str(folder), "--pack"])
     assert not (folder / "pretrained").exists(), "nothing is trained"
     shutil.rmtree(data)
@@ -128,16 +126,16 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
     chance = random.Random(5)
     jobs = ["prepare", "pretrained/bert", "pretrained/s3bert", "glue/bert"]
     for group, place in zip((False, True, True), sorted(chance.sample(range(len(jobs)), 3)), strict=True):
-        process = run(tmp_path, *ONE, timeout=0)
+        process = processes.Process(target=_compare, args=(tmp_path,))
+        process.start()
         while not (tmp_path / jobs[place] / ".lock").exists():
-            assert process.poll() is None, process.stdout.read()
+            assert process.exitcode is None
             time.sleep(0.05)
         time.sleep(chance.uniform(0, 3))
-        assert process.poll() is None, "it was over before it was killed"
+        assert process.exitcode is None, "it was over before it was killed"
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
-        process.wait()
-    process = run(tmp_path, *ONE)
-    assert process.returncode == 0, process.stdout.read()
+        process.join()
+    compare(tmp_path)
     results = [
         without_times(json.loads((folder / "report" / "results.json").read_text())) for folder in (comparison, tmp_path)
     ]
@@ -146,10 +144,10 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
 
 def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(comparison, tmp_path):
     changed = "s3bert:smoother_norm=layer"
-    words = ["--models", changed, "--task_name", "none", "--dataset_name", str(comparison / "corpus")]
-    process = run(tmp_path, *ONE, *words)
-    assert process.returncode == 0, process.stdout.read()
-    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    results = compare(
+        tmp_path, "--models", changed, "--task_name", "none", "--dataset_name", str(comparison / "corpus")
+    )
+    assert results == json.loads((tmp_path / "report" / "results.json").read_text())
     assert list(results["models"]) == [changed]
     assert results["tasks"] == {}
     assert (
