@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from transformers import (
 )
 
 from s3bert import PoNetConfig, PoNetModel, S3BertConfig, S3BertForMaskedLM
-from s3bert.commands import run_finetuning
+from s3bert.commands import report_runs, run_finetuning
 from s3bert.experiments.longer_positions import lengthen
 from s3bert.reports.repository import validate_repository
 
@@ -111,6 +112,19 @@ def test_who_reads_whole_documents_learns_what_who_cuts_them_cannot(checkpoints,
         for name in ("whole", "windows", "cut")
     ]
     assert positions == [48, 16, 16]
+
+    results = tmp_path / "results" / "documents"
+    runs = [str(tmp_path / name) for name in ("whole", "windows", "cut")]
+    report_runs.main(["--results_dir", str(results), "--title", "Documents", "--add", *runs])
+    page = (results / "results.md").read_text()
+    assert "Of the test documents" in page
+    score = 100 * cut["eval_test_accuracy"]
+    assert re.search(rf"\| cut \| bert \| 16 \| {score:.2f} \| .* \| 41 of 41 \| 1 \|", page)
+    assert "| windows | bert, windows of 16 | 48 |" in page
+    best = f"bert {100 * whole['eval_test_accuracy']:.2f} (48), bert, windows of 16 "
+    assert f"| 16 to 48 tokens | best accuracy (tokens): {best}" in (results.parent / "README.md").read_text()
+    assert str(tmp_path) not in (results / "results.json").read_text()
+    assert (results / "results.png").stat().st_size > 10_000
 
 
 def test_a_grid_leaves_a_complete_repository_and_the_same_call_trains_nothing(checkpoints, files, tmp_path):

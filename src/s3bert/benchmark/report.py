@@ -198,7 +198,9 @@ def _relative(record: Record) -> str:
 def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
     """Draws tokens/s and peak memory against length, a row of panels for each benchmark and mode and a line for each model."""
     modes = [
-        (results, mode) for results in runs.values() for mode in dict.fromkeys(r["mode"] for r in results["speed"])
+        (name, results, mode)
+        for name, results in runs.items()
+        for mode in dict.fromkeys(r["mode"] for r in results["speed"])
     ]
     measures = {"tokens/s": ("speed", lambda r: 1 / seconds_per_token(r) if "seconds" in r else None)}
     if any("peak_bytes" in record for results in runs.values() for record in results["memory"]):
@@ -207,9 +209,13 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
     models = list(dict.fromkeys(name_of(record) for results in runs.values() for record in results["speed"]))
     size = (6.5 * len(measures) + 2, 4.2 * len(modes))
     figure, panels = subplots(len(modes), len(measures), figsize=size, squeeze=False)
-    for (results, mode), row in zip(modes, panels, strict=True):
+    for (name, results, mode), row in zip(modes, panels, strict=True):
+        title = mode.replace("_", " ") + (f" ({name})" if len(runs) > 1 else "")
         for (label, (part, value)), axes in zip(measures.items(), row, strict=True):
             points = [(r, value(r)) for r in results[part] if r["mode"] == mode and value(r) is not None]
+            if not points:
+                axes.remove()
+                continue
             for model in models:
                 line = sorted((r["length"], y) for r, y in points if name_of(r) == model)
                 axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
@@ -221,7 +227,7 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_xticks(lengths, map(str, lengths))
             xlabel = "tokens before the one that is generated" if mode == "generation" else "tokens of a sequence"
-            axes.set(xlabel=xlabel, ylabel=label, title=mode.replace("_", " "))
+            axes.set(xlabel=xlabel, ylabel=label, title=title)
             axes.grid(alpha=0.3, which="both")
     handles = {}
     for axes in panels.flat:
@@ -231,16 +237,25 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
 
 
 def _line_style(model: str, models: list[str]) -> dict:
-    """S3BERT thick and in front; its forms in its colour, dashed; a colour and a marker for each of the others, dashed from the
-    ninth on."""
-    if model == "s3bert":
-        return {"color": "crimson", "linewidth": 3, "marker": "o", "zorder": 3}
-    if model.startswith("s3bert"):
-        forms = [name for name in models if name.startswith("s3bert-")]
-        dashes = [":", "--", "-.", (0, (5, 1, 1, 1, 1, 1))][forms.index(model) % 4]
-        return {"color": "crimson", "linewidth": 1.2, "linestyle": dashes}
-    others = [name for name in models if not name.startswith("s3bert")]
-    i = others.index(model)
+    """A colour and a marker for each model, S3BERT's thick and in front; other forms and engines of a model in its colour, dashed."""
+    base = _base(model, models)
+    bases = [name for name in models if name != "s3bert" and _base(name, models) == name]
     colours = ["black", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:cyan", "tab:olive"]
+    i = 0 if base == "s3bert" else bases.index(base)
+    colour = "crimson" if base == "s3bert" else colours[i % len(colours)]
+    if model != base:
+        forms = list(
+            dict.fromkeys(name.removeprefix(_base(name, models)) for name in models if _base(name, models) != name)
+        )
+        dashes = [":", "--", "-.", (0, (5, 1, 1, 1, 1, 1))][forms.index(model.removeprefix(base)) % 4]
+        return {"color": colour, "linewidth": 1.2, "linestyle": dashes}
+    if model == "s3bert":
+        return {"color": colour, "linewidth": 3, "marker": "o", "zorder": 3}
     style = {"linestyle": "-" if i < len(colours) else "--", "linewidth": 1.4, "markersize": 5}
-    return {"color": colours[i % len(colours)], "marker": "sv^DPX*<"[i % 8]} | style
+    return {"color": colour, "marker": "sv^DPX*<"[i % 8]} | style
+
+
+def _base(model: str, models: list[str]) -> str:
+    """The model that another is a form of, or the same in another engine; itself if it is none."""
+    base, _, form = model.rpartition("-")
+    return base if base in models and (base == "s3bert" or form in ENGINES) else model

@@ -19,6 +19,7 @@ from s3bert.files import reading, table, write_text
 from .approximation import approximation_headline, approximation_sections, plot_approximation
 from .attention_rank import plot_ranks, rank_headline, rank_sections
 from .causal_comparison import causal_headline, causal_sections, plot_causal
+from .documents import document_headline, document_sections, plot_accuracies
 from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .lra import lra_headline, lra_sections, plot_learning_curves
 from .table3 import plot_comparison, table3_headline, table3_sections
@@ -48,6 +49,7 @@ REPORTS = {
     "ranks": Report(rank_sections, plot_ranks, rank_headline),
     "measures": Report(variance_sections, plot_variance, variance_headline),
     "tries": Report(torture_sections, plot_tries, torture_headline),
+    "documents_cut": Report(document_sections, plot_accuracies, document_headline),
 }
 _RESULTS = ("all_results.json", "results.json", "report/results.json")
 
@@ -68,7 +70,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         results = json.loads(files[0].read_text(encoding="utf-8"))
         if not results.get("complete", True):
             raise ValueError(f"{folder} has not come to its end; its command, given again, goes on.")
-        run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}} | results
+        told = {name: _without_home(value) if isinstance(value, str) else value for name, value in results.items()}
+        run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}} | told
         if not _contents(run):
             raise ValueError(f"{files[0]} has none of {', '.join(REPORTS)}: no report tells of such a run.")
         REPORTS[_contents(run)].sections({folder.name: run})
@@ -76,7 +79,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _without_home(value: Any) -> Any:
-    """An argument; of an absolute path the last part, for the rest says nothing to others."""
+    """A value; of an absolute path the last part, for the rest says nothing to others."""
     if isinstance(value, list):
         return [_without_home(part) for part in value]
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
