@@ -142,13 +142,15 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
     assert results[0] == results[1]
 
 
-def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(comparison, tmp_path):
+def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(comparison, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # whoever sets it is obeyed
     changed = "s3bert:smoother_norm=layer"
     results = compare(
         tmp_path, "--models", changed, "--task_name", "none", "--dataset_name", str(comparison / "corpus")
     )
     assert results == json.loads((tmp_path / "report" / "results.json").read_text())
     assert list(results["models"]) == [changed]
+    assert results["models"][changed]["machine"]["num_threads"] == 3
     assert results["tasks"] == {}
     assert (
         json.loads((tmp_path / "pretrained/s3bert-smoother_norm-layer/config.json").read_text())["smoother_norm"]

@@ -54,7 +54,9 @@ class Budget(Arguments):
         help="GLUE tasks; `all` for those of Table 3 whose data is there, `none` for pretraining alone",
         default_factory=lambda: ["all"],
     )
-    jobs: int = option(free=True, least=1, help="jobs side by side; they share the CPU's cores", default=1)
+    jobs: int = option(
+        free=True, least=1, help="jobs side by side; they share the CPU's cores, or each has OMP_NUM_THREADS", default=1
+    )
     num_processes: int = option(
         least=1,
         help="processes of each pretraining, by accelerate launch: one for each GPU; 1 for none of it",

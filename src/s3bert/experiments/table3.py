@@ -256,8 +256,9 @@ class Comparison:
     def _run(self, jobs: list[Job], at_once: int | None = None) -> None:
         at_once = at_once or self.budget.jobs
         threads = max(1, (os.cpu_count() or 1) // (at_once * self.budget.num_processes))
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
         with JobProgress(jobs, self.report) as watch:
-            run_jobs(jobs, at_once, {"OMP_NUM_THREADS": str(threads)}, watch)
+            run_jobs(jobs, at_once, environment, watch)
 
 
 def _job_name(folder: Path) -> str:
