@@ -121,7 +121,8 @@ def load_tokenizer(name: str, causal: bool = False) -> PreTrainedTokenizerBase:
             raise
         raise ConnectionError(
             f"no tokenizer {name!r}: there is no such folder (seen from {Path.cwd()}), and the Hugging Face Hub has none "
-            f"or is out of reach ({str(error).splitlines()[0]}). Leave tokenizer_name out to train one on the corpus"
+            f"or is out of reach ({str(error).splitlines()[0]}). Name a folder that holds one; s3bert prepare-corpus trains one where "
+            "tokenizer_name is left out"
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(
