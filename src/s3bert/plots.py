@@ -1,9 +1,11 @@
 """Plots without pyplot: no window, no global figure, and the caller's backend stays as it is."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from PIL import Image  # matplotlib's own way to PNG
 
 from .files import replacing
 
@@ -15,6 +17,8 @@ def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], *
 
 
 def save(figure: Figure, file: Path, dpi: int = 150) -> None:
-    """Writes a figure as a PNG, atomically."""
-    with replacing(file) as aside:
-        figure.savefig(aside, dpi=dpi, format="png")
+    """Writes a figure as a PNG of 256 colours, a third of the bytes, atomically."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    with replacing(file) as aside, Image.open(drawn) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(aside, format="png", optimize=True)

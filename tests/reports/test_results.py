@@ -24,7 +24,7 @@ def test_a_page_is_what_its_results_say_byte_for_byte(folder):
     assert page(experiment).encode() == (folder / "results.md").read_bytes()
     assert compact_json(experiment) == text
     assert {file.name for file in folder.iterdir()} == {"results.json", "results.md", "results.png"}
-    assert not re.search(r'"/|\.\./', text), "a path of some machine"
+    assert not re.search(r"""["'\s=]/\w|"/|\.\./""", text), "a path of some machine"
     named = {name for finding in experiment["findings"] for name in re.findall("`([^`]+)`", finding)}
     assert named <= {*experiment["runs"], *(other.name for other in EXPERIMENTS)}, "findings name runs that there are"
 
@@ -151,7 +151,9 @@ def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
         ValueError, match=r"nothing has no all_results.json or .* name the output folder of a run that has ended"
     ):
         read_run(tmp_path / "nothing")
-    (tmp_path / "arguments.yaml").write_text(yaml.safe_dump({"data_dir": "/home/me/lra", "seed": [1]}))
+    (tmp_path / "arguments.yaml").write_text(
+        yaml.safe_dump({"data_dir": "/home/me/lra + /data/b=2 + c/d", "seed": [1]})
+    )
     (tmp_path / "all_results.json").write_text(json.dumps({"complete": False, "variants": {}}))
     with pytest.raises(ValueError, match="has not come to its end; its command, given again, goes on"):
         read_run(tmp_path)
@@ -160,5 +162,7 @@ def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
         ValueError, match=r"all_results.json has none of variants, attentions, horizons, models, speed, errors"
     ):
         read_run(tmp_path)
-    (tmp_path / "all_results.json").write_text(json.dumps(run))
-    assert read_run(tmp_path) == {"arguments": {"data_dir": "lra", "seed": [1]}} | run
+    command = "s3bert x --data '{0}a + {0}b' --out {0}c --config d/e"
+    (tmp_path / "all_results.json").write_text(json.dumps(run | {"command": command.format("/home/me/")}))
+    expected = {"arguments": {"data_dir": "lra + b=2 + c/d", "seed": [1]}, "command": command.format("")}
+    assert read_run(tmp_path) == expected | run

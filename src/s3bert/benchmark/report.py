@@ -238,15 +238,13 @@ def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
 
 def _line_style(model: str, models: list[str]) -> dict:
     """A colour and a marker for each model, S3BERT's thick and in front; other forms and engines of a model in its colour, dashed."""
-    base = _base(model, models)
-    bases = [name for name in models if name != "s3bert" and _base(name, models) == name]
+    bases = {name: _base(name, models) for name in models}
+    base, others = bases[model], [name for name in models if bases[name] == name != "s3bert"]
     colours = ["black", "tab:blue", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:cyan", "tab:olive"]
-    i = 0 if base == "s3bert" else bases.index(base)
+    i = 0 if base == "s3bert" else others.index(base)
     colour = "crimson" if base == "s3bert" else colours[i % len(colours)]
     if model != base:
-        forms = list(
-            dict.fromkeys(name.removeprefix(_base(name, models)) for name in models if _base(name, models) != name)
-        )
+        forms = list(dict.fromkeys(name.removeprefix(bases[name]) for name in models if bases[name] != name))
         dashes = [":", "--", "-.", (0, (5, 1, 1, 1, 1, 1))][forms.index(model.removeprefix(base)) % 4]
         return {"color": colour, "linewidth": 1.2, "linestyle": dashes}
     if model == "s3bert":

@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> str | None:
     if arguments.dry_run:
         if card:
             print(f"{card} would become README.md, with the plots it shows.")
-        print(f"{folder} is fit to be published; the same command without --dry_run uploads it.")
+        does = f"writes {arguments.output_dir}" if arguments.output_dir else "uploads it"
+        print(f"{folder} is fit to be published; the same command without --dry_run {does}.")
         return None
     if arguments.output_dir:
         print(f"Next: s3bert push --folder {folder} --dry_run")

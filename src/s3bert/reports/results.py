@@ -8,6 +8,7 @@ results file holds. All runs of an experiment come from the same command.
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,8 +71,10 @@ def read_run(folder: Path) -> dict[str, Any]:
         results = json.loads(files[0].read_text(encoding="utf-8"))
         if not results.get("complete", True):
             raise ValueError(f"{folder} has not come to its end; its command, given again, goes on.")
-        told = {name: _without_home(value) if isinstance(value, str) else value for name, value in results.items()}
-        run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}} | told
+        if "command" in results:
+            results["command"] = shlex.join(_without_home(shlex.split(results["command"])))
+        run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}}
+        run |= {name: _without_home(value) if isinstance(value, str) else value for name, value in results.items()}
         if not _contents(run):
             raise ValueError(f"{files[0]} has none of {', '.join(REPORTS)}: no report tells of such a run.")
         REPORTS[_contents(run)].sections({folder.name: run})
@@ -79,10 +82,12 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _without_home(value: Any) -> Any:
-    """A value; of an absolute path the last part, for the rest says nothing to others."""
+    """A value; of an absolute path, alone or joined to others by " + ", the last part, for the rest says nothing to others."""
     if isinstance(value, list):
         return [_without_home(part) for part in value]
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+    if not isinstance(value, str):
+        return value
+    return " + ".join(Path(part).name if part.startswith("/") else part for part in value.split(" + "))
 
 
 def add_run(experiment: dict[str, Any], name: str, run: dict[str, Any]) -> None:
