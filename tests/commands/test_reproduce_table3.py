@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -19,8 +20,9 @@ from s3bert.arguments import parse_arguments
 from s3bert.commands import reproduce_table3
 from s3bert.experiments.budget import Budget
 from s3bert.experiments.table3 import Comparison
+from s3bert.reports.glue import average_name
 from s3bert.reports.published import GLUE_SCORES
-from s3bert.reports.table3 import average_name, markdown, plot_comparison, verdict
+from s3bert.reports.table3 import markdown, plot_comparison
 from s3bert.tasks.glue import TABLE_3
 
 
@@ -93,7 +95,7 @@ def test_a_comparison_leaves_results_that_hold_their_jobs_tables_and_a_plot(comp
     assert "| bert |" not in card.text, "another model's numbers"
 
 
-def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch):
+def test_a_packed_folder_is_all_that_a_run_elsewhere_needs_and_gains_untrained_rows_later(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     data, folder, elsewhere = tmp_path / "data", tmp_path / "packed", tmp_path / "elsewhere"
     (data / "cola").mkdir(parents=True)
@@ -111,6 +113,15 @@ def test_a_packed_folder_is_all_that_a_run_elsewhere_needs(tmp_path, monkeypatch
     folder.rename(elsewhere)
     results = reproduce_table3.main([*words, "--output_dir", str(elsewhere)])
     assert len(results["tasks"]["cola"]["models"]["bert"]["seeds"]) == 1
+    results = reproduce_table3.main([*words, "--untrained", "--output_dir", str(elsewhere)])
+    untrained = results["models"]["untrained bert"]
+    assert list(results["tasks"]["cola"]["models"]) == ["bert", "untrained bert"]
+    assert untrained["untrained"] == "bert"
+    assert results["jobs"][untrained["job"]]["log"][0]["learning_rate"] == 0
+    assert untrained["eval_loss"] == pytest.approx(math.log(64), abs=0.1), "it knows nothing of the 64 word pieces"
+    assert results["verdicts"] == [verdict for verdict in results["verdicts"] if "bert and untrained bert" in verdict]
+    assert (elsewhere / "report/bert.md").exists()
+    assert not (elsewhere / "report/untrained-bert.md").exists(), "no checkpoint to publish"
 
 
 def test_both_models_read_the_same_batches_with_the_same_masks(comparison):
@@ -279,14 +290,3 @@ def test_an_average_over_other_tasks_never_goes_by_the_papers_name():
     text = markdown(made_up(1, TABLE_3[2:]))
     assert "| mean of 6: qnli, sst2, cola, stsb, mrpc, rte |" in text
     assert "average |" not in text
-
-
-def test_a_difference_within_the_spread_is_no_win():
-    """The spread is Student's: with three seeds 4.303 standard errors, and one lucky deviation makes no win."""
-    assert "within the spread of 6.57:" in verdict("a", "b", [0.80, 0.82, 0.84], [0.79, 0.82, 0.82])
-    twelve = [0.80, 0.82] * 6  # 2.201 standard errors
-    assert "within the spread of 0.94:" in verdict("a", "b", twelve, twelve)
-    assert "+0.80 points, within the spread" in verdict("a", "b", [0.485, 0.486, 0.487], [0.472, 0.478, 0.484])
-    assert "a is ahead of b by 10.00 points" in verdict("a", "b", [0.90, 0.91, 0.92], [0.80, 0.81, 0.82])
-    assert "a is behind b" in verdict("a", "b", [0.80, 0.81, 0.82], [0.90, 0.91, 0.92])
-    assert "no verdict" in verdict("a", "b", [0.9], [0.8])

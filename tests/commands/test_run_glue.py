@@ -22,6 +22,8 @@ from transformers import (
 from s3bert import S3BertConfig, S3BertForMaskedLM
 from s3bert.commands import run_glue
 from s3bert.data.synthetic import synthetic_acceptability
+from s3bert.reports.glue import glue_sections
+from s3bert.reports.results import read_run
 
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +152,8 @@ def test_several_tasks_get_a_folder_each_and_a_mean_under_its_own_name(checkpoin
         "predict_results_mnli_mm.txt",
     }
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "stsb").config.problem_type == "regression"
+    (table,) = (part for part in glue_sections({"run": read_run(tmp_path)}) if part.startswith("|"))
+    assert f"| run | {100 * results['tasks']['stsb']['score_mean']:.2f}" in table
 
 
 def test_predictions_of_test_splits_are_files_that_the_server_takes(checkpoints, glue_folder, tmp_path):

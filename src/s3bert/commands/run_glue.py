@@ -136,6 +136,7 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
     if process_state().is_main_process and len(names) > 1:
         content, table = summary(results, not_run)
         write_text(top / "results.md", table + "\n")
+        save_arguments(top / "arguments.yaml", model, replace(glue, task_name=list(tasks)), grid)
         write_text(top / "all_results.json", json.dumps(content, indent=1) + "\n")
         print(f"\n{table}\n")
     if process_state().is_main_process:

@@ -21,6 +21,11 @@ class Budget(Arguments):
         help="models, each a name with changes to its configuration after a colon",
         default_factory=lambda: ["bert", "fnet", "ponet", "s3bert"],
     )
+    untrained: bool = option(
+        free=True,
+        help="also finetune each model as it is before pretraining, in a row of its own: what pretraining is worth",
+        default=False,
+    )
     size: str = option(help="which of configs/model/NAME-SIZE.json: base, small, mini, tiny", default="mini")
     dataset_name: str = option(help="corpus: a data source, or a folder that is prepared", default="synthetic")
     tokenizer_name: str | None = option(help="tokenizer of the corpus; trained on it by default", default=None)
@@ -104,6 +109,11 @@ class Budget(Arguments):
     def settings(self) -> list[Setting]:
         """Those to choose from for each model."""
         return list(itertools.product(self.learning_rates, self.warmup_shares))
+
+    @property
+    def untrained_models(self) -> dict[str, str]:
+        """The models' rows without pretraining, and the model of each."""
+        return {f"untrained {model}": model for model in self.models} if self.untrained else {}
 
     def model_file(self, model: str) -> Path:
         return RECIPES / "model" / f"{model.partition(':')[0]}-{self.size}.json"

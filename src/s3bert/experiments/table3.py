@@ -11,7 +11,8 @@ import torch
 
 from s3bert.arguments import read_entries, save_arguments
 from s3bert.files import file_name, reading, write_text
-from s3bert.reports.table3 import markdown, plot_comparison, seed_scores, verdicts, write_cards
+from s3bert.reports.glue import results_by_task, seed_scores
+from s3bert.reports.table3 import markdown, plot_comparison, verdicts, write_cards
 from s3bert.tasks.glue import TABLE_3, save_tasks
 from s3bert.training.arguments import DIVERGED
 from s3bert.training.job_progress import JobProgress
@@ -126,7 +127,9 @@ class Comparison:
             trials = itertools.product(budget.settings, budget.models)
             self._run([self._pretraining("search", model, steps[model], setting) for setting, model in trials])
         runs = [self._pretraining("pretrained", model, self.steps(model), self.best(model)) for model in budget.models]
-        glue = [self._finetuning(model, run) for model, run in zip(budget.models, runs)] if budget.finetunes else []
+        runs += [self._untrained(name) for name in budget.untrained_models]
+        rows = [*budget.models, *budget.untrained_models]
+        glue = [self._finetuning(model, run) for model, run in zip(rows, runs)] if budget.finetunes else []
         self._run(runs + glue)
 
     def steps(self, model: str) -> int:
@@ -171,28 +174,29 @@ class Comparison:
         """Everything that finished jobs have written, each part with its job's name; under `jobs` their own results and logs."""
         models, tasks = {}, {}
         kept = ("corpus", "parameters", "train_flops_per_token", "eval_loss", "unigram_entropy", "machine")
-        for model in self.budget.models:
+        of = self.budget.untrained_models
+        rows = [*self.budget.models, *of]
+        for model in rows:
             folder = self._folder("pretrained", model)
             if not (run := _result(folder)):
                 continue
-            rate, warmup = self.best(model)
+            rate, warmup = (0.0, 1.0) if model in of else self.best(model)
             models[model] = {
                 "learning_rate": rate,
                 "warmup_share": warmup,
-                "search": self.search(model),
+                "search": [] if model in of else self.search(model),
                 "steps": run["train_steps"],
                 "tokens": run["train_tokens"],
                 "seconds": run["train_runtime"],
                 "job": _job_name(folder),
             } | {name: run[name] for name in kept}
+            models[model] |= {"untrained": of[model]} if model in of else {}
         for model in models:
             folder = self._folder("glue", model)
-            found = _result(folder)
-            by_task = found.get("tasks", {found["task"]: found} if "task" in found else {})
-            for task, scores in by_task.items():
+            for task, scores in results_by_task(_result(folder)).items():
                 entry = tasks.setdefault(task, {"not_the_official_data": scores["not_the_official_data"], "models": {}})
                 entry["models"][model] = seed_scores(scores) | {"job": _job_name(folder)}
-        complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(self.budget.models)}
+        complete = {task: entry for task, entry in tasks.items() if len(entry["models"]) == len(rows)}
         results = {
             "title": "Table 3 under one budget",
             "budget": self.budget.in_words(next((entry["corpus"] for entry in models.values()), "")),
@@ -231,10 +235,17 @@ class Comparison:
             yield from (self._folder(kind, model) for kind in ("speed", "pretrained", "glue"))
             yield from (self._folder("search", model, setting) for setting in self.budget.settings)
 
-    def _pretraining(self, kind: str, model: str, steps: int, setting: Setting, *more: object) -> Job:
+    def _untrained(self, name: str) -> Job:
+        """A model with its first values: a warm-up's first step is at a rate of 0, and there is no second."""
+        model, (rate, _) = self.budget.untrained_models[name], self.budget.settings[0]
+        return self._pretraining("pretrained", model, 1, (rate, 1.0), folder=self._folder("pretrained", name))
+
+    def _pretraining(
+        self, kind: str, model: str, steps: int, setting: Setting, *more: object, folder: Path | None = None
+    ) -> Job:
         trial, (rate, warmup) = kind == "search", setting
         changes = model.partition(":")[2]
-        folder = self._folder(kind, model, setting if trial else None)
+        folder = folder or self._folder(kind, model, setting if trial else None)
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
         # Positions beyond a block's would stay as they were drawn.
         positions = f"max_position_embeddings={self.budget.max_seq_length}"

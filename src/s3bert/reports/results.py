@@ -22,6 +22,7 @@ from .attention_rank import plot_ranks, rank_headline, rank_sections
 from .causal_comparison import causal_headline, causal_sections, plot_causal
 from .documents import document_headline, document_sections, plot_accuracies
 from .forecasting import forecast_headline, forecast_sections, plot_errors
+from .glue import glue_headline, glue_sections, plot_glue
 from .lra import lra_headline, lra_sections, plot_learning_curves
 from .table3 import plot_comparison, table3_headline, table3_sections
 from .torture import plot_tries, torture_headline, torture_sections
@@ -51,6 +52,8 @@ REPORTS = {
     "measures": Report(variance_sections, plot_variance, variance_headline),
     "tries": Report(torture_sections, plot_tries, torture_headline),
     "documents_cut": Report(document_sections, plot_accuracies, document_headline),
+    "tasks": Report(glue_sections, plot_glue, glue_headline),
+    "not_the_official_data": Report(glue_sections, plot_glue, glue_headline),  # of one task
 }
 _RESULTS = ("all_results.json", "results.json", "report/results.json")
 
@@ -73,8 +76,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} has not come to its end; its command, given again, goes on.")
         if "command" in results:
             results["command"] = shlex.join(_without_home(shlex.split(results["command"])))
-        run = {"arguments": {name: _without_home(value) for name, value in arguments.items()}}
-        run |= {name: _without_home(value) if isinstance(value, str) else value for name, value in results.items()}
+        run = {"arguments": _without_home(arguments)} | _without_home(results)
         if not _contents(run):
             raise ValueError(f"{files[0]} has none of {', '.join(REPORTS)}: no report tells of such a run.")
         REPORTS[_contents(run)].sections({folder.name: run})
@@ -85,6 +87,8 @@ def _without_home(value: Any) -> Any:
     """A value; of an absolute path, alone or joined to others by " + ", the last part, for the rest says nothing to others."""
     if isinstance(value, list):
         return [_without_home(part) for part in value]
+    if isinstance(value, Mapping):
+        return {name: _without_home(part) for name, part in value.items()}
     if not isinstance(value, str):
         return value
     return " + ".join(Path(part).name if part.startswith("/") else part for part in value.split(" + "))

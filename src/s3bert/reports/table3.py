@@ -6,56 +6,19 @@
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from scipy.stats import t as student_t
-
-from s3bert.files import file_name, mean_and_deviation, table
+from s3bert.files import file_name, table
 from s3bert.plots import save, subplots
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
+from .glue import average_name, draw_scores, score_in_words, scores_table, seed_averages, verdict
 from .model_card import Metric, write_model_card
 from .published import GLUE_SCORES
 
 
 PLATEAU = 1.5  # nats under the unigram entropy that BERT has to be, or it has learnt little more than word frequencies
-
-
-def average_name(tasks: list[str]) -> str:
-    """What a mean over tasks is called: the paper's "average" is that of all eight and no other."""
-    return "average" if set(tasks) == set(TABLE_3) else f"mean of {len(tasks)}: {', '.join(tasks)}"
-
-
-def seed_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task's results by `s3bert glue` say of the best setting: each seed's score, in the order of the seeds, and the
-    mean over seeds of each metric."""
-    best = scores["settings"][0]
-    trials = sorted(best["trials"], key=lambda trial: trial["seed"])
-    metrics = {name: mean(trial["metrics"][name] for trial in trials) for name in GLUE_TASKS[scores["task"]].metrics}
-    return {"setting": best["name"], "seeds": [trial["score"] for trial in trials], "metrics": metrics}
-
-
-def seed_averages(scores: Mapping[str, list[float]]) -> list[float]:
-    """The mean over tasks for each seed, of scores by task in the order of the seeds."""
-    return [mean(of_seed) for of_seed in zip(*scores.values(), strict=True)]
-
-
-def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> str:
-    """What may be said of two models' averages over seeds, in points of a hundred.
-
-    A difference counts when it leaves the 95% interval around none: Student's t, at one degree of freedom less than the
-    fewer seeds, times the standard error of the difference of the two means. With one seed there is nothing to say.
-    """
-    difference = 100 * (mean(ours) - mean(theirs))
-    if min(len(ours), len(theirs)) < 2:
-        return f"{name} and {other} differ by {difference:+.2f} points, with one seed: no spread, no verdict."
-    quantile = student_t.ppf(0.975, df=min(len(ours), len(theirs)) - 1)
-    spread = 100 * quantile * (stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
-    if abs(difference) <= spread:
-        return f"{name} and {other} differ by {difference:+.2f} points, within the spread of {spread:.2f}: no difference is shown."
-    side = "ahead of" if difference > 0 else "behind"
-    return f"{name} is {side} {other} by {abs(difference):.2f} points (spread {spread:.2f})."
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -77,7 +40,9 @@ def table3_headline(runs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     averages = seed_averages_by_model(first)
     if averages:
         best = max(averages, key=lambda model: mean(averages[model]))
-        found.append(f"best {average_name(list(first['tasks'])).partition(':')[0]} {_score(averages[best])} ({best})")
+        found.append(
+            f"best {average_name(list(first['tasks'])).partition(':')[0]} {score_in_words(averages[best])} ({best})"
+        )
     tokens = max(entry["tokens"] for entry in first["models"].values())
     return f"size {first['size']}, {tokens:,} tokens a model", "; ".join(found)
 
@@ -87,7 +52,7 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     models, tasks = list(results["models"]), results["tasks"]
     sections, shown = [results["budget"], f"`{results['command']}`"], list(tasks)
     if shown:
-        sections += [f"{level} GLUE, development sets", _scores(results, shown)]
+        sections += [f"{level} GLUE, development sets", _measured(results)]
         sections += ["\n".join(f"- {line}" for line in results["verdicts"])] * bool(results["verdicts"])
         sections.append(
             "The spread is a 95% interval (Student's t) over the seeds of finetuning. Each model was pretrained once: how much "
@@ -95,7 +60,7 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
         )
         notes = [f"- {task}: {note}" for task in shown for note in tasks[task]["not_the_official_data"]]
         sections += ["Not the official data:\n\n" + "\n".join(notes)] * bool(notes)
-    if shown and set(shown) <= set(TABLE_3) and set(finetuned_models(results)) <= set(GLUE_SCORES):
+    if shown and set(shown) <= set(TABLE_3) and _trained(results) <= GLUE_SCORES.keys():
         sections += [
             f"{level} GLUE, the paper's",
             "Base size, up to a million steps of pretraining, the official data: another setting, so a table of its own.",
@@ -116,21 +81,29 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     return sections
 
 
+def untrained_models(results: Mapping[str, Any]) -> dict[str, str]:
+    """The rows of models with their first values, and the model that each of them would have become."""
+    return {name: entry["untrained"] for name, entry in results["models"].items() if "untrained" in entry}
+
+
 def finetuned_models(results: Mapping[str, Any]) -> list[str]:
     """The models that have scores on every task."""
     tasks = results["tasks"].values()
     return [model for model in results["models"] if tasks and all(model in task["models"] for task in tasks)]
 
 
-def _scores(results: Mapping[str, Any], tasks: list[str]) -> str:
+def _trained(results: Mapping[str, Any]) -> set[str]:
+    return set(results["models"]) - set(untrained_models(results))
+
+
+def _measured(results: Mapping[str, Any]) -> str:
     """Mean and standard deviation over seeds, and percentages of BERT's."""
-    rows, measured = [], {}
-    for model in finetuned_models(results):
-        seeds = {task: results["tasks"][task]["models"][model]["seeds"] for task in tasks}
-        averages = seed_averages(seeds)
-        measured[model] = [100 * mean(values) for values in (*seeds.values(), averages)]
-        rows.append([model, *map(_score, (*seeds.values(), averages))])
-    return table(["", *tasks, average_name(tasks)], rows + _percentages(measured))
+    scores = _scores(results)
+    measured = {
+        model: [100 * mean(values) for values in (*by_task.values(), seed_averages(by_task))]
+        for model, by_task in scores.items()
+    }
+    return scores_table(scores, _percentages(measured))
 
 
 def _paper(tasks: list[str]) -> str:
@@ -148,10 +121,6 @@ def _percentages(scores: Mapping[str, list[float]]) -> list[list[str]]:
         for model, values in scores.items()
         if base and model != "bert"
     ]
-
-
-def _score(values: list[float]) -> str:
-    return mean_and_deviation([100 * value for value in values], ".2f")
 
 
 def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
@@ -180,7 +149,8 @@ def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
 def _search(results: Mapping[str, Any], models: list[str]) -> str:
     rows, columns = [], []
     for model in models:
-        search = results["models"][model]["search"]
+        if not (search := results["models"][model]["search"]):
+            continue
         columns = [f"{tried['learning_rate']:g}, {tried['warmup_share']:.0%}" for tried in search] or columns
         losses = [tried["eval_loss"] for tried in search]
         rows.append([model, *("failed" if loss is None else f"{loss:.3f}" for loss in losses)])
@@ -191,12 +161,13 @@ def plot_comparison(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Draws held-out losses against steps and against time where there are logs, else as bars; below, the first comparison's scores,
     where it has several models'."""
     first = next(iter(runs.values()))
-    scored = finetuned_models(first)
-    several = len(scored) > 1
+    several = len(finetuned_models(first)) > 1
     figure, panels = subplots(1 + several, 2, figsize=(12, 5 + 4 * several), squeeze=False)
     losses, logs = {}, {}
     for name, results in runs.items():
         for model, entry in results["models"].items():
+            if "untrained" in entry:
+                continue
             label = model if results is first else f"{model} ({name})"
             losses[label] = entry["eval_loss"]
             if records := results["jobs"][entry["job"]].get("log"):
@@ -207,7 +178,7 @@ def plot_comparison(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
     else:
         _draw_losses(_whole_row(figure, panels, 0), losses)
     if several:
-        _draw_scores(_whole_row(figure, panels, 1), first, scored)
+        draw_scores(_whole_row(figure, panels, 1), _scores(first), untrained_models(first))
     save(figure, file, dpi=110)
 
 
@@ -248,25 +219,11 @@ def _draw_losses(axes: Any, losses: Mapping[str, float]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def _draw_scores(axes: Any, results: Mapping[str, Any], models: list[str]) -> None:
-    """Bars of the tasks' scores with their standard deviations, a colour a model."""
-    tasks = list(results["tasks"])
-    width = 0.8 / len(models)
-    for number, model in enumerate(models):
-        seeds = [results["tasks"][task]["models"][model]["seeds"] for task in tasks]
-        places = [place + (number - (len(models) - 1) / 2) * width for place in range(len(tasks))]
-        heights = [100 * mean(values) for values in seeds]
-        errors = [100 * stdev(values) if len(values) > 1 else 0 for values in seeds]
-        axes.bar(places, heights, 0.9 * width, yerr=errors, color=f"C{number}", label=model, error_kw={"linewidth": 1})
-    axes.set_xticks(range(len(tasks)), tasks)
-    axes.set(ylabel="score x 100")
-    axes.legend(ncols=len(models), loc="lower center", bbox_to_anchor=(0.5, 1))
-    axes.grid(axis="y", alpha=0.3)
-
-
 def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
     """Writes a model card for each pretrained checkpoint of a comparison, `MODEL.md`: its own metrics, for the Hub too."""
     for model, entry in results["models"].items():
+        if "untrained" in entry:
+            continue
         title = f"{file_name(model)}-{results['size']}"
         metrics = [Metric("fill-mask", "validation", "loss", entry["eval_loss"], entry["corpus"])]
         for task, scores in results["tasks"].items():
@@ -284,7 +241,7 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
         }
         summary = (
             f"{model}, {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
-            f"{len(results['models'])} models under one budget. {results['budget']} The GLUE metrics are means over seeds on "
+            f"{len(_trained(results))} models under one budget. {results['budget']} The GLUE metrics are means over seeds on "
             "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use. The "
             "other models stand beside it in the comparison's `results.md`."
         )
@@ -294,18 +251,23 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def seed_averages_by_model(results: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The mean over tasks for each seed, of every model that has scores on all of them."""
+def _scores(results: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Each seed's score by model and task, of every model that has scores on all of them."""
     tasks = results["tasks"]
     return {
-        model: seed_averages({task: entry["models"][model]["seeds"] for task, entry in tasks.items()})
+        model: {task: entry["models"][model]["seeds"] for task, entry in tasks.items()}
         for model in finetuned_models(results)
     }
 
 
+def seed_averages_by_model(results: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The mean over tasks for each seed, of every model that has scores on all of them."""
+    return {model: seed_averages(by_task) for model, by_task in _scores(results).items()}
+
+
 def verdicts(results: Mapping[str, Any]) -> list[str]:
-    """What the averages over seeds show, for each pair of models."""
-    averages = seed_averages_by_model(results)
-    return [
-        verdict(name, other, averages[name], averages[other]) for name, other in itertools.combinations(averages, 2)
-    ]
+    """What the averages over seeds show, for each pair of trained models, and for each of them beside its own first values."""
+    averages, untrained = seed_averages_by_model(results), untrained_models(results)
+    trained = [model for model in averages if model not in untrained]
+    pairs = [*itertools.combinations(trained, 2), *((model, name) for name, model in untrained.items())]
+    return [verdict(name, other, averages[name], averages[other]) for name, other in pairs if other in averages]
