@@ -184,6 +184,10 @@ def test_predictions_are_of_the_weights_that_a_run_ends_with(checkpoints, files,
     ("more", "message"),
     [
         (["--window_stride", "8"], "window_stride = 8: it is of windows; give --sliding_window too"),
+        (
+            ["--sliding_window", "16", "--text_pair_column", "b"],
+            "windows are of single texts, and text_pair_column = b",
+        ),
         (["--sliding_window", "48"], "sliding_window = 48: one window reads all 48 tokens of max_seq_length"),
         (["--sliding_window", "17"], "17 is beyond .*bert, which takes up to 16 tokens"),
         (["--sliding_window", "16", "--window_stride", "15"], "--window_stride 15: a window reads 14 tokens of text"),

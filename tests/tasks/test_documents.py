@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -18,7 +19,7 @@ from s3bert.tasks.documents import load_documents
 ROWS = [("one two", "b"), ("three", "a"), ("four five", "b"), ("six", "c"), ("seven", "c"), ("eight", "a")]
 
 
-def written(folder: Path, name: str, rows: list[tuple], columns: tuple[str, str] = ("text", "label")) -> str:
+def written(folder: Path, name: str, rows: list[tuple], columns: tuple[str, ...] = ("text", "label")) -> str:
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     file, separator = folder / name, "\t" if "tsv" in name else ","
     if name.endswith("parquet"):
@@ -150,3 +151,21 @@ def test_documents_at_once_are_those_of_the_tokenizer(tokenizer, tmp_path):
     for key in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(batch[key], whole[key])
     assert encoded.documents_cut == 2
+
+
+def test_pairs_are_those_of_the_tokenizer_and_lose_the_end_of_the_longer_text(tokenizer, tmp_path):
+    lengths = [(3, 4), (2, 9), (9, 2), (1, 6)]
+    texts = [(" ".join(f"w{i}" for i in range(n)), " ".join(f"w{9 + i}" for i in range(m))) for n, m in lengths]
+    rows = [(*pair, "ab"[i % 2]) for i, pair in enumerate(texts)]
+    name = written(tmp_path, "pairs.csv", rows, ("premise", "hypothesis", "label"))
+    columns = {"text_column": "premise", "text_pair_column": "hypothesis"}
+    documents = load_documents({"train": name, "validation": name}, **columns)
+    encoded = EncodedDocuments(documents.splits["train"], documents.task, tokenizer, 10)
+    batch = encoded.batch(np.arange(4))
+    whole = tokenizer(*zip(*texts, strict=True), truncation=True, max_length=10, padding=True, return_tensors="pt")
+    for key in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(batch[key], whole[key])
+    assert encoded.documents_cut == 2
+    assert encoded.documents.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"no column 'hypotesis'; name it as --text_pair_column. Did you mean hypoth"):
+        load_documents({"train": name, "validation": name}, text_column="premise", text_pair_column="hypotesis")

@@ -4,11 +4,12 @@
     s3bert finetune --model_name_or_path google-bert/bert-base-uncased --train_file train.jsonl.gz --validation_file dev.jsonl.gz \\
         --max_seq_length 2048 --sliding_window 512 --learning_rate 2e-5 5e-5 --seed 1 2 3 --output_dir runs/windows
 
-Files are CSV, TSV, JSON lines or Parquet, packed as .gz or not, with the columns `text` and `label`: words or integers. Documents are
-read up to `--max_seq_length` tokens; the results say how many were cut. A model with fewer positions is lengthened. With
-`--sliding_window` it is not: documents are cut into windows, each is learnt with its document's label, and a document's logits are the
-mean over its windows. The grid, its trials, and going on where a call was stopped are those of `s3bert glue`. The output folder is a
-complete Hub repository with the best trial's model, predictions, learning curves, `results.md` and model card.
+Files are CSV, TSV, JSON lines or Parquet, packed as .gz or not, with the columns `text` and `label`: words or integers. Pairs of texts, as
+premise and hypothesis, have a second column, `--text_pair_column`. Documents are read up to `--max_seq_length` tokens; the results say
+how many were cut. A model with fewer positions is lengthened. With `--sliding_window` it is not: documents are cut into windows, each is
+learnt with its document's label, and a document's logits are the mean over its windows. The grid, its trials, and going on where a call
+was stopped are those of `s3bert glue`. The output folder is a complete Hub repository with the best trial's model, predictions, learning
+curves, `results.md` and model card.
 """
 
 import shlex
@@ -44,6 +45,9 @@ class DocumentArguments(Arguments):
         free=True, help="in place of files: a folder with one a split (train.csv, ...), or a Hub dataset", default=None
     )
     text_column: str = option(free=True, help="column of the texts", default="text")
+    text_pair_column: str | None = option(
+        free=True, help="column of second texts, as of hypotheses, each read after its row's first", default=None
+    )
     label_column: str = option(free=True, help="column of the classes, words or integers", default="label")
     validation_split_percentage: int = option(
         free=True,
@@ -70,6 +74,11 @@ class DocumentArguments(Arguments):
         super().__post_init__()
         if self.window_stride and not self.sliding_window:
             raise ValueError(f"window_stride = {self.window_stride}: it is of windows; give --sliding_window too.")
+        if self.sliding_window and self.text_pair_column:
+            raise ValueError(
+                f"sliding_window = {self.sliding_window}: windows are of single texts, and text_pair_column = "
+                f"{self.text_pair_column} makes pairs. Leave one of them out."
+            )
         if self.sliding_window and self.sliding_window >= self.max_seq_length:
             raise ValueError(
                 f"sliding_window = {self.sliding_window}: one window reads all {self.max_seq_length} tokens of max_seq_length. Give "
@@ -114,6 +123,7 @@ def _finetune(
             arguments.label_column,
             arguments.validation_split_percentage,
             limits,
+            arguments.text_pair_column,
         )
     reading = Reading(
         arguments.max_seq_length,

@@ -7,8 +7,8 @@
 One task, several, or `all` of the paper's Table 3. `--learning_rate`, `--per_device_train_batch_size`, `--num_train_epochs` and
 `--seed` take several values. The setting with the best mean over seeds is reported, beside the best seed, the spread and every
 trial, in `all_results.json` and `results.md`; the best trial's model, predictions and model card make the output folder a complete
-Hub repository. The same call again goes on where it was stopped. Several tasks get a folder each, and a summary. Files of your own are
-for `s3bert finetune`.
+Hub repository. The same call again goes on where it was stopped. Several tasks get a folder each, and a summary. Files of your own,
+texts or pairs of texts, are for `s3bert finetune`.
 """
 
 import json

@@ -33,8 +33,8 @@ class EncodedDocuments(EncodedRows):
 
     Args:
         rows, task, tokenizer, pad_to_max_length, pad_to_multiple_of: as in `EncodedRows`.
-        max_seq_length: tokens that are read of a document; the end of a longer one is cut.
-        window: tokens of a window; by default a document is read at once. Both counts include special tokens, which every window has.
+        max_seq_length: tokens that are read of a document; the end of a longer one is cut, of a pair that of the longer text.
+        window: tokens of a window, for documents that are no pairs; by default a document is read at once. Both counts include special tokens, which every window has.
         stride: tokens from the start of a window to that of the next; by default windows lie side by side.
 
     Attributes: `documents` (rows,), the number of each row's document; `documents_cut`, how many were cut.
@@ -54,6 +54,11 @@ class EncodedDocuments(EncodedRows):
         pad_to_max_length: bool = False,
         pad_to_multiple_of: int = 1,
     ):
+        if len(task.columns) > 1:
+            super().__init__(rows, task, tokenizer, max_seq_length, pad_to_max_length, pad_to_multiple_of)
+            self.documents = np.arange(len(self.lengths))
+            self.documents_cut = int((EncodedRows(rows, task, tokenizer, _NO_LIMIT).lengths > max_seq_length).sum())
+            return
         super().__init__(rows, task, tokenizer, _NO_LIMIT, pad_to_max_length, pad_to_multiple_of)
         before, after = _special_tokens(tokenizer)
         special = before + after

@@ -20,7 +20,7 @@ _COUNTED = "counted from 1, a header not among them"
 
 @dataclass(frozen=True)
 class Documents:
-    """Splits `train`, `validation` and perhaps `test` with the columns `text` and `label`, the number of a class.
+    """Splits `train`, `validation` and perhaps `test` with the columns `text`, of pairs `text_pair` too, and `label`, the number of a class.
 
     Args:
         label_names: of the classes, by number. title: what a reader elsewhere can make sense of. held_out: whether the rows of
@@ -35,7 +35,8 @@ class Documents:
     @property
     def task(self) -> GlueTask:
         """How the rows are encoded."""
-        return GlueTask(("text",), self.label_names, {})
+        columns = [name for name in ("text", "text_pair") if name in self.splits["train"].column_names]
+        return GlueTask(tuple(columns), self.label_names, {})
 
 
 def load_documents(
@@ -45,6 +46,7 @@ def load_documents(
     label_column: str = "label",
     validation_split_percentage: int = 10,
     limits: Mapping[str, int | None] | None = None,
+    text_pair_column: str | None = None,
 ) -> Documents:
     """Reads and checks documents with strings or integers as labels.
 
@@ -55,6 +57,7 @@ def load_documents(
         files: a file or glob by split, which comes before the split of the dataset. dataset_name: a folder with a file for each
             split, or a dataset of the Hub.
         validation_split_percentage: the share. limits: take the first so many rows of a split, by name.
+        text_pair_column: of texts that are read after those of `text_column`.
 
     Raises:
         ValueError: a missing column, text or label; a label that is no class; fewer than two classes, with file, row and remedy.
@@ -76,7 +79,12 @@ def load_documents(
             f"{dataset_name} has no 'train' split, only {', '.join(found)}: name its file as --train_file."
         )
 
-    texts = {split: _texts(rows, text_column, where) for split, (where, rows) in found.items() if split in _SPLITS}
+    arguments = {"text": ("text_column", text_column), "text_pair": ("text_pair_column", text_pair_column)}
+    texts = {
+        split: {name: _texts(rows, column, where, argument) for name, (argument, column) in arguments.items() if column}
+        for split, (where, rows) in found.items()
+        if split in _SPLITS
+    }
     labels = {
         split: _labels(rows, label_column, where)
         for split, (where, rows) in found.items()
@@ -91,9 +99,10 @@ def load_documents(
         )
     numbers = {name: number for number, name in enumerate(names)}
     splits = {}
-    for split, column in texts.items():
-        known = _numbers(labels[split], numbers, found[split][0]) if split in labels else [UNLABELLED] * len(column)
-        splits[split] = Dataset.from_dict({"text": column, "label": known})
+    for split, columns in texts.items():
+        unknown = [UNLABELLED] * len(columns["text"])
+        known = _numbers(labels[split], numbers, found[split][0]) if split in labels else unknown
+        splits[split] = Dataset.from_dict(columns | {"label": known})
     held_out = "validation" not in splits
     if held_out:
         splits |= _hold_out(splits["train"], validation_split_percentage, where)
@@ -127,10 +136,10 @@ def _check_column(rows: Dataset, column: str, where: str, argument: str) -> None
         )
 
 
-def _texts(rows: Dataset, column: str, where: str) -> list[str]:
-    _check_column(rows, column, where, "text_column")
+def _texts(rows: Dataset, column: str, where: str, argument: str) -> list[str]:
+    _check_column(rows, column, where, argument)
     if (kind := rows.features[column].dtype) not in ("string", "large_string"):
-        raise ValueError(f"{where}: column {column!r} holds {kind}, not text; name another as --text_column.")
+        raise ValueError(f"{where}: column {column!r} holds {kind}, not text; name another as --{argument}.")
     texts = rows[column][:]
     _check_filled(texts, where, f"text in column {column!r}")
     return texts
