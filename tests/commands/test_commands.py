@@ -279,6 +279,7 @@ def test_a_run_learns_from_a_teacher_of_the_corpus_alone_and_keeps_it(pretrained
         ([], "Give exactly one of --model_name_or_path, --config_name, --model_type"),
         (["--model_type", "s3bert", "--config_overrides", "num_segmentz=4"], "has no 'num_segmentz'. Did you mean num_segments"),
         (["--model_type", "s3bert", "--config_overrides", "max_position_embeddings=16"], "blocks of 32 tokens, the model takes up to 16"),
+        (["--model_type", "roberta", "--config_overrides", "max_position_embeddings=32"], "blocks of 32 tokens, the model takes up to 30: set --config_overrides max_position_embeddings=34"),
         (["--model_type", "s3bert", "--config_overrides", "num_segments=7"], "num_segments = 7"),
         (["--model_type", "bert", "--mlm_probability", "15"], "mlm_probability = 15"),
         (["--model_type", "bert", "--short_seq_length", "5"], "short_seq_length = 5: blocks of 32 tokens are cut into 2, 4, 8, 16"),

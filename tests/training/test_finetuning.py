@@ -1,12 +1,14 @@
 """The start of finetuning: what does not fit together is said before anything is trained."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer, RobertaConfig
 
-from s3bert import S3BertConfig, S3BertForMaskedLM
-from s3bert.training.finetuning import StartingPoint
+from s3bert import FmmConfig, S3BertConfig, S3BertForMaskedLM
+from s3bert.training.finetuning import StartingPoint, longest_input
 
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -29,6 +31,19 @@ def test_a_length_beyond_the_models_positions_is_refused_with_the_remedy(checkpo
     with pytest.raises(ValueError, match=r"17 is beyond .* up to 16 tokens: pass --max_seq_length 16, or lengthen"):
         StartingPoint(str(checkpoint), 17)
     assert StartingPoint(str(checkpoint), 16).max_seq_length == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        (BertConfig(max_position_embeddings=16), 16),
+        (RobertaConfig(max_position_embeddings=18), 16),  # behind the padding's own
+        (FmmConfig(position_embeddings="sinusoidal"), math.inf),
+        (FmmConfig(position_embeddings="learned", max_position_embeddings=16), 16),
+    ],
+)
+def test_a_models_longest_input_is_that_of_its_kind_of_positions(config, tokens):
+    assert longest_input(config) == tokens
 
 
 def test_the_tokenizers_own_limit_is_respected(checkpoint):

@@ -112,7 +112,7 @@ def finetune(
 
 def lengthening(start: StartingPoint, reading: Reading) -> str:
     """A sentence on what is done to a model with fewer positions, or none."""
-    if start.positions is None or start.positions >= reading.tokens_at_once:
+    if start.positions >= reading.tokens_at_once:
         return ""
     return (
         f"{start}, pretrained with {start.positions:,} positions, is lengthened in place to {reading.tokens_at_once:,}: learned ones are "

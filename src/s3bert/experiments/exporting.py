@@ -24,6 +24,7 @@ from s3bert.models.exporting import (
     save_onnx,
 )
 from s3bert.training.checkpoints import check_finite
+from s3bert.training.finetuning import longest_input
 
 
 logger = logging.getLogger(__name__)
@@ -125,15 +126,16 @@ def _loader(folder: Path) -> Callable[..., PreTrainedModel]:
 
 
 def _longest(model: PreTrainedModel, asked: int | None) -> int:
-    own = getattr(model.config, "max_position_embeddings", asked)
-    if own is None:
+    own = longest_input(model.config)
+    longest = asked or (own if own < math.inf else getattr(model.config, "max_position_embeddings", None))
+    if longest is None:
         raise ValueError(f"{type(model).__name__} does not say how long its sequences may be: give --max_seq_length.")
-    if asked is not None and asked > own:
+    if longest > own:
         raise ValueError(
             f"max_seq_length = {asked}: the model takes up to {own} tokens. Give at most that, or lengthen it first (S3BERT: "
             "resize_position_embeddings)."
         )
-    return asked or own
+    return int(longest)
 
 
 def _write(

@@ -5,6 +5,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from s3bert.data.corpus import Corpus
+from s3bert.training.finetuning import longest_input
 
 
 def held_out_sequences(corpus: Corpus, config: PreTrainedConfig, length: int, count: int) -> torch.Tensor:
@@ -13,8 +14,7 @@ def held_out_sequences(corpus: Corpus, config: PreTrainedConfig, length: int, co
     Raises:
         ValueError: the corpus's blocks or the model's positions end before, or the corpus has ids that the model has not.
     """
-    positions = getattr(config, "max_position_embeddings", length)  # relative ones do not end
-    limits = {"blocks of this corpus": corpus.block_size, "positions of this model": positions}
+    limits = {"blocks of this corpus": corpus.block_size, "positions of this model": longest_input(config)}
     for what, limit in limits.items():
         if length > limit:
             raise ValueError(f"{length} tokens a sequence: {what} end at {limit}; give lengths up to that.")

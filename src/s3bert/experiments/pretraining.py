@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ from s3bert.tasks.clm import ClmEvaluation
 from s3bert.tasks.mlm import MlmEvaluation, ShortSequences
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, check_finite
-from s3bert.training.finetuning import weights_digest
+from s3bert.training.finetuning import longest_input, weights_digest
 from s3bert.training.flops import training_flops
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.micro_batches import Batches
@@ -254,10 +253,10 @@ def build_model(
             f"The corpus's tokenizer has {len(tokenizer)} entries, {start} knows {config.vocab_size}: "
             f"prepare the corpus with --tokenizer_name {start}."
         )
-    if block_size > _longest_input(config):
+    if block_size > longest_input(config):
         raise ValueError(
             f"The corpus has blocks of {block_size} tokens, {start} takes up to "
-            f"{_longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
+            f"{longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
             "prepare the corpus with a shorter --max_seq_length."
         )
     return model
@@ -308,10 +307,11 @@ def new_config(
     if config.vocab_size != vocab_size:
         logger.info("The model gets the tokenizer's vocabulary: %d entries, not %d.", vocab_size, config.vocab_size)
         config.vocab_size = vocab_size
-    if block_size > _longest_input(config):
+    if block_size > (longest := longest_input(config)):
+        positions = config.max_position_embeddings + block_size - longest
         raise ValueError(
-            f"The corpus has blocks of {block_size} tokens, the model takes up to {_longest_input(config)}: "
-            f"set --config_overrides max_position_embeddings={block_size}, or prepare the corpus with a shorter "
+            f"The corpus has blocks of {block_size} tokens, the model takes up to {longest}: "
+            f"set --config_overrides max_position_embeddings={positions}, or prepare the corpus with a shorter "
             "--max_seq_length."
         )
     _check_values(config)
@@ -329,12 +329,6 @@ def _take_token_ids(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
     for name in names:
         if hasattr(config, name):
             setattr(config, name, getattr(tokenizer, name))
-
-
-def _longest_input(config: PreTrainedConfig) -> float:
-    """In tokens; sinusoidal positions do not end."""
-    endless = getattr(config, "position_embeddings", None) == "sinusoidal"
-    return math.inf if endless else getattr(config, "max_position_embeddings", math.inf)
 
 
 def _check_values(config: PreTrainedConfig) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,25 @@ logger = logging.getLogger(__name__)
 
 # Models whose mixing reads the padding: only batches padded to one fixed length give a row the same answer every time.
 _WITHOUT_MASK = {"fnet"}
+
+# Models whose first positions are the padding token's and those before it, as RoBERTa's.
+_BEHIND_PADDING = {
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+}
+
+
+def longest_input(config: PreTrainedConfig) -> float:
+    """Tokens of a sequence that a model takes; infinity where its positions do not end."""
+    if getattr(config, "position_embeddings", None) == "sinusoidal":
+        return math.inf
+    before = config.pad_token_id + 1 if config.model_type in _BEHIND_PADDING else 0
+    return getattr(config, "max_position_embeddings", math.inf) - before
 
 
 class StartingPoint:
@@ -73,10 +93,10 @@ class StartingPoint:
             raise ValueError(
                 f"The tokenizer {tokenizer_name} has {len(self.tokenizer):,} entries, {name} knows {config.vocab_size:,}: {remedy}"
             )
-        self.positions = getattr(config, "max_position_embeddings", None)
+        self.positions = longest_input(config)
         if lengthened:
             self.tokenizer.model_max_length = max(max_seq_length, self.tokenizer.model_max_length)
-        elif self.positions is not None and max_seq_length > self.positions:
+        elif max_seq_length > self.positions:
             raise ValueError(
                 f"--max_seq_length {max_seq_length} is beyond {name}, which takes up to {self.positions} tokens: pass "
                 f"--max_seq_length {self.positions}, or lengthen the model first (S3BERT: resize_position_embeddings)."
