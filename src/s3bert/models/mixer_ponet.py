@@ -21,21 +21,35 @@ class PoolingMixer(nn.Module):
 
     Args:
         hidden_size: H. num_heads: h, of the global aggregation.
+        use_global_aggregation, use_segment_pooling, use_local_pooling: which of the three there are.
 
     Raises:
         ValueError: h does not divide H.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int):
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        use_global_aggregation: bool = True,
+        use_segment_pooling: bool = True,
+        use_local_pooling: bool = True,
+    ):
         super().__init__()
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} is not divisible by num_heads = {num_heads}.")
         self.num_heads = num_heads
-        self.dense_q = nn.Linear(hidden_size, hidden_size)
-        self.dense_k = nn.Linear(hidden_size, hidden_size)
+        self.use_global_aggregation = use_global_aggregation
+        self.use_segment_pooling = use_segment_pooling
+        self.use_local_pooling = use_local_pooling
+        if use_global_aggregation:
+            self.dense_q = nn.Linear(hidden_size, hidden_size)
+            self.dense_k = nn.Linear(hidden_size, hidden_size)
         self.dense_o = nn.Linear(hidden_size, hidden_size)
-        self.dense_local = nn.Linear(hidden_size, hidden_size)
-        self.dense_segment = nn.Linear(hidden_size, hidden_size)
+        if use_local_pooling:
+            self.dense_local = nn.Linear(hidden_size, hidden_size)
+        if use_segment_pooling:
+            self.dense_segment = nn.Linear(hidden_size, hidden_size)
 
     def forward(
         self,
@@ -44,7 +58,7 @@ class PoolingMixer(nn.Module):
         segments: torch.Tensor | None = None,
         apart: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, S, H) -> mixed states (B, S, H), zero at padding, and the global aggregation's weights (B, h, S).
+        """(B, S, H) -> mixed states (B, S, H), zero at padding, and the global aggregation's weights (B, h, S), zero without it.
 
         Args:
             mask: (B, S), True at real tokens. What lies under it has no influence on them.
@@ -55,10 +69,15 @@ class PoolingMixer(nn.Module):
         pooled = mask
         if apart is not None:
             pooled = ~apart if mask is None else mask & ~apart
-        summary, weights = self._global_aggregation(hidden_states, mask)  # (B, 1, H)
-        segment = segment_max(self.dense_segment(hidden_states), segments, pooled)
-        local = local_max(self.dense_local(hidden_states), pooled)
-        mixed = (summary + segment) * self.dense_o(hidden_states) + local
+        weights = hidden_states.new_zeros(hidden_states.shape[0], self.num_heads, hidden_states.shape[1])
+        context = hidden_states.new_zeros(1)  # what a token is multiplied with
+        if self.use_global_aggregation:
+            context, weights = self._global_aggregation(hidden_states, mask)  # (B, 1, H)
+        if self.use_segment_pooling:
+            context = context + segment_max(self.dense_segment(hidden_states), segments, pooled)
+        mixed = context * self.dense_o(hidden_states)
+        if self.use_local_pooling:
+            mixed = mixed + local_max(self.dense_local(hidden_states), pooled)
         return zero_padding(mixed, mask), weights
 
     def _global_aggregation(

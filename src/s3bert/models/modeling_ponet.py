@@ -29,7 +29,13 @@ class PoNetAttention(nn.Module):
 
     def __init__(self, config: PoNetConfig):
         super().__init__()
-        self.self = PoolingMixer(config.hidden_size, config.num_attention_heads)
+        self.self = PoolingMixer(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.use_global_aggregation,
+            config.use_segment_pooling,
+            config.use_local_pooling,
+        )
         self.output = BertSelfOutput(config)
 
     def forward(self, hidden_states: torch.Tensor, *inputs: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
