@@ -20,7 +20,8 @@ from torch import nn
 
 from s3bert.arguments import parse_arguments
 from s3bert.benchmark import encoders
-from s3bert.benchmark.encoders import BASELINES, LANGUAGE_MODELS, EncoderSize, UnsuitableError, build_baseline
+from s3bert.benchmark.encoder_size import EncoderSize
+from s3bert.benchmark.encoders import BASELINES, LANGUAGE_MODELS, UnsuitableError, build_baseline
 from s3bert.benchmark.measure import GenerationStep, interleaved_seconds
 from s3bert.benchmark.report import seconds_per_token, speed_report, time_exponent
 from s3bert.benchmark.run import OUT_OF_MEMORY, BenchmarkConfig, Measurement, measure_memory, measure_speeds

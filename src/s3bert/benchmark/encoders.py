@@ -38,7 +38,7 @@ from s3bert.models.modeling_ponet import PoNetModel
 from s3bert.models.modeling_s3bert import S3BertModel
 from s3bert.models.sparse_baselines import transform_in_float32
 
-from .arguments import EncoderSize
+from .encoder_size import EncoderSize
 
 
 _LANDMARKS = 64  # Nystromformer's

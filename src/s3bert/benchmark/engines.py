@@ -9,7 +9,7 @@ from torch import nn
 
 from s3bert.models.exporting import Tensors, export_program, onnx_runner, save_int8, save_onnx
 
-from .arguments import EncoderSize
+from .encoder_size import EncoderSize
 from .encoders import build_baseline
 
 

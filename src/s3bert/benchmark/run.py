@@ -24,7 +24,8 @@ from s3bert.models.exporting import require_onnx
 from s3bert.training.execution import compile_in_place
 from s3bert.training.memory import keep_freed_memory, peak_memory, release_memory
 
-from .arguments import BenchmarkConfig, EncoderSize
+from .arguments import BenchmarkConfig
+from .encoder_size import EncoderSize
 from .encoders import BASELINES, LANGUAGE_MODELS, UnsuitableError, build_baseline
 from .engines import OnnxEncoder
 from .measure import GenerationStep, Mode, interleaved_seconds, make_step

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from s3bert.arguments import parse_arguments, save_arguments
-from s3bert.benchmark.arguments import BenchmarkConfig, EncoderSize
+from s3bert.benchmark.arguments import BenchmarkConfig
+from s3bert.benchmark.encoder_size import EncoderSize
 from s3bert.commands import run
 from s3bert.files import write_text
 
