@@ -1,6 +1,6 @@
 """Finds the lines of a text file that are nearest to a query, by embeddings: the mean over each sentence's tokens.
 
-python examples/embeddings.py --model runs/mine --file sentences.txt --query "a baker at the mill"
+python examples/embeddings.py --model checkpoints/s3bert-small-en --file sentences.txt --query "a baker at the mill"
 """
 
 import argparse

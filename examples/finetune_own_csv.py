@@ -1,6 +1,6 @@
 """Finetunes a checkpoint to classify your own rows: CSV or JSON lines with the columns `text` and `label`.
 
-python examples/finetune_own_csv.py --model runs/mine --data reviews.csv --output_dir runs/reviews
+python examples/finetune_own_csv.py --model checkpoints/s3bert-small-en --data reviews.csv --output_dir runs/reviews
 """
 
 import argparse

@@ -52,7 +52,7 @@ SMALL = {
     f"--config_overrides {_MODEL}",
     "pretrain-clm": f"{_TRAINING} --max_seq_length 32 --max_eval_blocks 4 --report_to none "
     f"--config_overrides {_MODEL},adaptive_cutoffs=[]",
-    "finetune": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 96",
+    "finetune": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 640",
     "glue": f"{_TRAINING} --max_train_samples 16 --max_eval_samples 8 --max_seq_length 16",
     "prepare-lra": "--num_train 40 --num_val 10 --num_test 10",
     "lra": f"{_TRAINING} {_WIDTH} --max_seq_length 64 --max_train_samples 16 --max_eval_samples 8",
@@ -198,7 +198,9 @@ def demo(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def readers_folder(demo, tmp_path, monkeypatch) -> Path:
-    """The current folder: what `make demo` leaves, and stand-ins for the files that a page takes to be the reader's own."""
+    """The current folder: the checkpoint of a clone, what `make demo` leaves, and stand-ins for the files that a page takes to be the reader's own."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/s3bert-small-en").symlink_to(ROOT / "checkpoints/s3bert-small-en")
     (tmp_path / DEMO).parent.mkdir(parents=True)
     shutil.copytree(demo, tmp_path / DEMO, ignore=shutil.ignore_patterns("checkpoint-*", "corpus"))
     words = [
