@@ -41,14 +41,14 @@ FREE = {
     "commands.run_glue.ModelArguments": "model_name_or_path",
     "commands.run_glue.GlueArguments": "task_name dataset_name max_train_samples max_eval_samples do_predict push_to_hub "
     "hub_model_id",
-    "commands.run_finetuning.DocumentArguments": "train_file validation_file test_file dataset_name text_column label_column "
+    "commands.run_finetuning.DocumentArguments": "train_file validation_file test_file dataset_name text_column text_pair_column label_column "
     "validation_split_percentage max_train_samples max_eval_samples",
     "commands.run_lra.LraArguments": "data_dir mixer max_seq_length image_size max_train_samples max_eval_samples ablate vary values",
     "commands.run_copy_task.CopyArguments": "mixer",
     "commands.run_forecasting.ForecastArguments": "data_dir model horizons context_length max_train_samples",
     "commands.forecast.ForecastArguments": "csv_file output_dir model_name_or_path date_column date_format columns num_train_epochs "
     "allow_changed",
-    "experiments.budget.Budget": "output_dir models jobs pack max_pack_megabytes",
+    "experiments.budget.Budget": "output_dir models untrained jobs pack max_pack_megabytes",
 }
 FREE["data.arguments.CausalCorpusArguments"] = FREE["data.arguments.CorpusArguments"]
 FREE["training.arguments.GridConfig"] = FREE["training.arguments.TrainingConfig"]

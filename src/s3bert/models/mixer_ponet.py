@@ -69,13 +69,15 @@ class PoolingMixer(nn.Module):
         pooled = mask
         if apart is not None:
             pooled = ~apart if mask is None else mask & ~apart
-        weights = hidden_states.new_zeros(hidden_states.shape[0], self.num_heads, hidden_states.shape[1])
-        context = hidden_states.new_zeros(1)  # what a token is multiplied with
+        context = []  # what a token is multiplied with
         if self.use_global_aggregation:
-            context, weights = self._global_aggregation(hidden_states, mask)  # (B, 1, H)
+            summary, weights = self._global_aggregation(hidden_states, mask)  # (B, 1, H)
+            context.append(summary)
+        else:
+            weights = hidden_states.new_zeros(hidden_states.shape[0], self.num_heads, hidden_states.shape[1])
         if self.use_segment_pooling:
-            context = context + segment_max(self.dense_segment(hidden_states), segments, pooled)
-        mixed = context * self.dense_o(hidden_states)
+            context.append(segment_max(self.dense_segment(hidden_states), segments, pooled))
+        mixed = sum(context[1:], context[0]) * self.dense_o(hidden_states)
         if self.use_local_pooling:
             mixed = mixed + local_max(self.dense_local(hidden_states), pooled)
         return zero_padding(mixed, mask), weights
