@@ -91,9 +91,8 @@ def forward(
     for index in range(config["num_hidden_layers"]):
         layer(output, weights, f"encoder.layer.{index}.", config, training)
     if "pooler.dense.weight" in weights:
-        output.pooled = [
-            torch.tanh(dense(sequence.tokens[0], weights, "pooler.dense")) for sequence in output.sequences
-        ]
+        read = [s.tokens.mean(0) if config["classifier_pooling"] == "mean" else s.tokens[0] for s in output.sequences]
+        output.pooled = [torch.tanh(dense(vector, weights, "pooler.dense")) for vector in read]
     return output
 
 

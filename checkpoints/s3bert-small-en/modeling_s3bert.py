@@ -209,6 +209,15 @@ def check_classes(labels: torch.Tensor, logits: torch.Tensor, setting: str) -> N
 # wherever the module is. B batch, S length, N `max_position_embeddings`, H hidden size.
 
 
+def mean_of_real(hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """(B, S, H) states and a (B, S) mask -> (B, H), the mean over real tokens, summed in float32 or more; 0 where there is none."""
+    states = at_least_float32(hidden_states)
+    if mask is None:
+        return states.mean(1).to(hidden_states.dtype)
+    total = zero_padding(states, mask).sum(1)
+    return (total / mask.sum(1, keepdim=True).clamp(min=1)).to(hidden_states.dtype)
+
+
 class EncoderLayer(GradientCheckpointingLayer):
     """A mixer with its residual and LayerNorm, and BERT's feed-forward with its own; (B, S, H) -> (B, S, H).
 
@@ -316,9 +325,12 @@ class EncoderModel(EncoderPreTrainedModel):
         return embeddings, mask, numbers
 
     def pool(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Each sequence's first real token, which left padding moves away from position 0, projected, (B, H)."""
+        """Each sequence's first real token, which left padding moves away from position 0, or the mean of its real tokens,
+        projected, (B, H)."""
         if self.pooler is None:
             return None
+        if self.config.classifier_pooling == "mean":
+            return self.pooler(mean_of_real(hidden_states, mask)[:, None])
         if mask is None:
             return self.pooler(hidden_states[:, :1])
         first = mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden_states.shape[-1])
@@ -2291,7 +2303,7 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
             output_hidden_states: also returns the embeddings and each layer's output, (B, S, H) each.
 
         Returns:
-            `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token.
+            `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token or mean.
 
         Raises:
             ValueError: see `EncoderModel.embed`.

@@ -66,7 +66,7 @@ def test_a_batch_with_padding_on_the_left_gives_what_each_sequence_gives_alone(b
     for ids, types, real in zip(*(batch[name].view(-1, 16) for name in names), strict=True):
         sequences.append([value[real.bool()].view(*[1] * (mask.dim() - 1), -1) for value in (ids, types)])
     for own in ({}, {"smoother_norm": "layer"} if family == "s3bert" else {"segment_rule": "fixed:4"}):
-        model = build_model(head, **own)
+        model = build_model(head, classifier_pooling="mean" if own else "cls", **own)
         alone = [model(ids, token_type_ids=types).to_tuple() for ids, types in sequences]
         for output, *parts in zip(model(**batch).to_tuple(), *alone, strict=True):
             of_tokens = output.shape[: mask.dim()] == mask.shape
@@ -411,12 +411,12 @@ def test_four_batches_of_four_equal_one_of_sixteen_under_the_trainer(
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_no_length_and_no_padding_gives_nan_in_half_precision(build_model, make_batch, dtype):
-    model = build_model(max_position_embeddings=130).to(dtype)
+    model = build_model(max_position_embeddings=130, classifier_pooling="mean").to(dtype)
     for length in (1, 2, 31, 32, 33, 64, 96, 100, 127, 128, 130):
         batch = make_batch(batch_size=3, length=length)
         batch["attention_mask"][0] = 1
         batch["attention_mask"][2] = 0
-        assert model(**batch).last_hidden_state.isfinite().all(), length
+        assert all(output.isfinite().all() and output.dtype == dtype for output in model(**batch).to_tuple()), length
 
 
 def assert_compiled_equals_eager(eager: nn.Module, batches: list[dict], backend: str):
@@ -446,8 +446,11 @@ def test_the_model_traces_into_one_graph_that_equals_eager_at_any_length(build_m
     assert_compiled_equals_eager(eager, batches, backend)
 
 
-def test_a_classifier_traces_into_one_graph_whose_inputs_are_checked_by_shape_and_type(build_model, make_batch):
-    eager = build_model("sequence_classification", num_hidden_layers=1)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_classifier_traces_into_one_graph_whose_inputs_are_checked_by_shape_and_type(
+    build_model, make_batch, pooling
+):
+    eager = build_model("sequence_classification", num_hidden_layers=1, classifier_pooling=pooling)
     batch = make_batch("sequence_classification") | {"position_ids": torch.arange(12)[None]}
     batch["attention_mask"] = batch["attention_mask"].float()
     assert_compiled_equals_eager(eager, [batch], backend="aot_eager")

@@ -64,10 +64,10 @@ def assert_equals_twin(model: S3BertModel, input_ids, mask=None, token_type_ids=
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(("norm", "pooling"), [("batch", "cls"), ("layer", "mean")])
 @pytest.mark.parametrize("max_length", [16, 15, 1])
-def test_the_model_equals_the_twin_at_every_length_alone_and_padded(build_model, make_batch, max_length, norm):
-    model = build_model(max_position_embeddings=max_length, smoother_norm=norm)
+def test_the_model_equals_the_twin_at_every_length_alone_and_padded(build_model, make_batch, max_length, norm, pooling):
+    model = build_model(max_position_embeddings=max_length, smoother_norm=norm, classifier_pooling=pooling)
     batch = make_batch(batch_size=max_length, length=max_length)
     lengths = torch.arange(1, max_length + 1)
     mask = torch.arange(max_length) < lengths[:, None]
@@ -378,6 +378,7 @@ def test_the_config_fields_and_defaults_are_the_checkpoint_format():
         "bos_token_id": None,
         "eos_token_id": None,
         "classifier_dropout": None,
+        "classifier_pooling": "cls",
         "tie_word_embeddings": True,
         "num_segments": 8,
         "num_row_samples": 8,

@@ -3,6 +3,8 @@
 Files of this folder are merged into the code of every saved model folder, so they import nothing of s3bert but each other.
 """
 
+from typing import Literal
+
 from huggingface_hub.dataclasses import strict
 
 from .configuration_checks import CheckedConfig
@@ -43,6 +45,8 @@ class EncoderConfig(CheckedConfig):
     Args:
         sparse_prediction: in training, the masked-LM decoder runs on labelled positions only and `logits` has a row
             for each of them.
+        classifier_pooling: what `pooler_output`, which classifiers read, is projected from: "cls", BERT's, the first real token; "mean",
+            the mean over the real tokens, where masked-LM pretraining has left more (as ModernBERT's field of this name).
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1, what else `CheckedConfig` refuses; a
@@ -65,6 +69,7 @@ class EncoderConfig(CheckedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     classifier_dropout: float | int | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"
     tie_word_embeddings: bool = True
     sparse_prediction: bool = False
 

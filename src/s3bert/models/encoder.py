@@ -25,6 +25,16 @@ from transformers.models.bert.modeling_bert import (
 
 from .configuration_encoder import EncoderConfig
 from .input_checks import check_ids, numbers_unlike_places, real_tokens, sequences_shape, simplest
+from .numerics import at_least_float32, zero_padding
+
+
+def mean_of_real(hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """(B, S, H) states and a (B, S) mask -> (B, H), the mean over real tokens, summed in float32 or more; 0 where there is none."""
+    states = at_least_float32(hidden_states)
+    if mask is None:
+        return states.mean(1).to(hidden_states.dtype)
+    total = zero_padding(states, mask).sum(1)
+    return (total / mask.sum(1, keepdim=True).clamp(min=1)).to(hidden_states.dtype)
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -134,9 +144,12 @@ class EncoderModel(EncoderPreTrainedModel):
         return embeddings, mask, numbers
 
     def pool(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Each sequence's first real token, which left padding moves away from position 0, projected, (B, H)."""
+        """Each sequence's first real token, which left padding moves away from position 0, or the mean of its real tokens,
+        projected, (B, H)."""
         if self.pooler is None:
             return None
+        if self.config.classifier_pooling == "mean":
+            return self.pooler(mean_of_real(hidden_states, mask)[:, None])
         if mask is None:
             return self.pooler(hidden_states[:, :1])
         first = mask.long().argmax(1)[:, None, None].expand(-1, 1, hidden_states.shape[-1])

@@ -265,7 +265,7 @@ class S3BertModel(S3BertPreTrainedModel, EncoderModel):
             output_hidden_states: also returns the embeddings and each layer's output, (B, S, H) each.
 
         Returns:
-            `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token.
+            `last_hidden_state` (B, S, H) and `pooler_output` (B, H), the tanh-projected first real token or mean.
 
         Raises:
             ValueError: see `EncoderModel.embed`.
