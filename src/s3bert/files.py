@@ -33,14 +33,18 @@ def write_text(file: Path, text: str) -> None:
 def reading(what: str) -> Iterator[None]:
     """Within it what libraries, and code that expects other content, raise on damaged files becomes one error that names `what`.
 
-    Errors that say themselves what is wrong, as of a file that is not there or of a setting that cannot be, stay.
+    Errors that say themselves what is wrong, as of a file that is not there or of a setting that cannot be, stay. Transformers' words on a
+    checkpoint that is neither a folder nor to be fetched do not always name it: `what` goes before them.
 
     Raises:
         ValueError: `what` cannot be read.
+        OSError: it is not there.
     """
     try:
         yield
-    except (OSError, ImportError, MemoryError):
+    except (OSError, ImportError, MemoryError) as error:
+        if type(error) is OSError and error.errno is None and what.split()[-1] not in str(error):
+            raise OSError(f"{what} is no folder here, and was not found elsewhere. {error}") from error
         raise
     except Exception as error:
         from huggingface_hub.errors import StrictDataclassError  # not at the top: it imports an HTTP client

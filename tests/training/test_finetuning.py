@@ -108,6 +108,14 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         StartingPoint(str(tmp_path / "missing"), 16)
 
 
+def test_a_name_that_is_neither_a_folder_nor_to_be_fetched_is_named():
+    """Transformers' words, "we couldn't connect to ...", name no checkpoint."""
+    with pytest.raises(
+        OSError, match=r"The checkpoint checkpoints/s3bert-smal-en is no folder here, and was not found elsewhere\."
+    ):
+        StartingPoint("checkpoints/s3bert-smal-en", 16)
+
+
 def test_the_digest_follows_the_weights(checkpoint):
     before = StartingPoint(str(checkpoint), 16).weights
     assert StartingPoint(str(checkpoint), 16).weights == before
