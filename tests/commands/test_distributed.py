@@ -88,6 +88,28 @@ def test_the_process_that_is_left_says_what_happened_and_how_to_go_on(lost, said
     assert [folder.name for folder in all_checkpoints(tmp_path / "run")] == ["checkpoint-2"]
 
 
+def _prepares_slowly(rank: int, port: int) -> None:
+    _rank(rank, port, lost=None, patience=1.0, sharded=False)
+    torch.set_num_threads(1)
+    written = Path("written")
+    with training_processes.main_process_first():
+        if rank == 0:
+            time.sleep(2)
+            written.touch()
+        assert written.exists()
+
+
+def test_processes_wait_as_long_as_one_prepares_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    port = free_port()
+    pair = [processes.Process(target=_prepares_slowly, args=(rank, port)) for rank in range(2)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(60)
+    assert [process.exitcode for process in pair] == [0, 0]
+
+
 def test_a_signal_to_one_of_several_processes_stops_all_after_its_step(words, tmp_path):
     pair = _pair([*words, "--logging_steps", "6", "--eval_steps", "6", "--save_steps", "6"], tmp_path, signal.SIGTERM)
     outcomes = [child.wait() for child in pair]

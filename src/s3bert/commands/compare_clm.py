@@ -85,11 +85,11 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
     from s3bert.reports.causal_comparison import write_report
     from s3bert.tasks.perplexity import Windows
     from s3bert.training.grid import grid_results, read_report
-    from s3bert.training.processes import process_state
+    from s3bert.training.processes import main_process_first
     from s3bert.training.settings import settings_of
 
     top = Path(grid.output_dir)
-    with process_state().local_main_process_first():
+    with main_process_first():
         corpus = Corpus.open(prepare_corpus(data, top / "corpus"))
     model = ModelArguments(config_name=arguments.config_name, config_overrides=arguments.config_overrides)
     base = new_config(CAUSAL, corpus.tokenizer, corpus.block_size, model)

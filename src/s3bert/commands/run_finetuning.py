@@ -106,7 +106,7 @@ def _finetune(
     from s3bert.tasks.documents import load_documents
     from s3bert.training.finetuning import StartingPoint
     from s3bert.training.grid import read_report
-    from s3bert.training.processes import process_state
+    from s3bert.training.processes import main_process_first, process_state
     from s3bert.training.settings import settings_of
 
     files = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
@@ -115,7 +115,7 @@ def _finetune(
         "validation": arguments.max_eval_samples,
         "test": arguments.max_eval_samples,
     }
-    with process_state().local_main_process_first():
+    with main_process_first():
         documents = load_documents(
             {split: file for split, file in files.items() if file},
             arguments.dataset_name,

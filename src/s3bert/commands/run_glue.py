@@ -83,7 +83,7 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
     from s3bert.reports.repository import push_folder
     from s3bert.tasks.glue import TABLE_3, MissingSplitError, find_task, load_task, load_tests, summary
     from s3bert.training.finetuning import StartingPoint
-    from s3bert.training.processes import process_state
+    from s3bert.training.processes import main_process_first, process_state
     from s3bert.training.settings import settings_of
 
     everything = "all" in glue.task_name
@@ -99,7 +99,7 @@ def _finetune(model: ModelArguments, glue: GlueArguments, grid: GridConfig, comm
         model.trust_remote_code,
     )
     tasks, tests, not_run = {}, {}, {}
-    with process_state().local_main_process_first():
+    with main_process_first():
         for name in names:
             try:
                 splits = load_task(name, glue.dataset_name)

@@ -200,7 +200,7 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
     from s3bert.reports.lra import write_report
     from s3bert.tasks.lra import LRA_TASKS
     from s3bert.training.grid import grid_results, read_report
-    from s3bert.training.processes import process_state
+    from s3bert.training.processes import main_process_first
     from s3bert.training.settings import settings_of
 
     task = LRA_TASKS[arguments.task_name]
@@ -210,7 +210,7 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
     configs = [build_config(arguments.task_name, length, each.mixer, each.settings, *rest) for each in variants]
     for config in configs:  # a wrong setting is known before anything is read
         LraForSequenceClassification(config)
-    with process_state().local_main_process_first():
+    with main_process_first():
         folder = Path(arguments.data_dir) / arguments.task_name
         splits = task.read(folder, task.max_length if arguments.image_size else length)
     if arguments.image_size:

@@ -43,7 +43,7 @@ from s3bert.training.finetuning import longest_input, weights_digest
 from s3bert.training.flops import training_flops
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.micro_batches import Batches
-from s3bert.training.processes import process_state
+from s3bert.training.processes import main_process_first, process_state
 from s3bert.training.settings import changes_in_words, settings_of
 
 from .arguments import HubArguments, ModelArguments
@@ -138,7 +138,7 @@ def pretrain(
     """
     data, training = arguments.data, arguments.training
     folder, processes = Path(training.output_dir), process_state()
-    with processes.local_main_process_first():
+    with main_process_first():
         corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
     _check_frame(corpus, objective)
     set_seed(training.seed)

@@ -16,9 +16,11 @@ from torch.distributed import PrefixStore, TCPStore
 from s3bert.folder_lock import locked_folder
 
 
-# How long a process waits for the others, which may have gone without a word: the longest that one of them works alone, which is
-# to write a checkpoint or to read a task. Torch's own is this for GPUs and half an hour for CPUs.
+# How long a process waits for the others, which may have gone without a word: the longest that one of them writes a checkpoint. Torch's
+# own is this for GPUs and half an hour for CPUs.
 _PATIENCE = timedelta(minutes=10)
+# How long where one of them prepares what the others then find: a large corpus takes hours.
+_PATIENCE_WITH_DATA = timedelta(days=2)
 
 
 def process_state() -> PartialState:
@@ -53,6 +55,25 @@ def _meeting_place() -> dict[str, Any]:
     store = TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), is_master=False, timeout=_PATIENCE)
     group = {"rank": int(place["RANK"]), "world_size": int(place["WORLD_SIZE"])}
     return group | {"store": PrefixStore(f"restart {restart}", store)}
+
+
+@contextlib.contextmanager
+def main_process_first() -> Iterator[None]:
+    """What the first process of each machine writes within it, a corpus for example, the others find there; they wait as long as it takes.
+
+    Accelerate's `local_main_process_first` ends the run where that takes longer than processes wait for one another.
+    """
+    state = process_state()
+    if not torch.distributed.is_initialized():  # alone
+        with state.local_main_process_first():
+            yield
+        return
+    group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE_WITH_DATA)
+    if not state.is_local_main_process:
+        torch.distributed.barrier(group)
+    yield
+    if state.is_local_main_process:
+        torch.distributed.barrier(group)
 
 
 @contextlib.contextmanager
