@@ -191,7 +191,7 @@ class S3BertConfig(EncoderConfig):
             stem is pointwise and `num_segments` is the hidden size.
         implementation: how S3Attention is computed; up to rounding the outputs are the same. "auto" picks an exact fast form by shapes
             and mode (fast_smoother.py, fast_attention.py); "direct" is the paper's order of operations; "export" has real matrix
-            products in place of the FFT, for `torch.export` and ONNX: no complex numbers, quadratic in the length.
+            products in place of the FFT, for `torch.export` and ONNX: no complex numbers.
 
     A folder saved before `implementation` existed loads: `fourier_impl="matmul"` becomes "export", direct forms of both smoother and
     attention become "direct", every other choice of forms "auto".

@@ -729,7 +729,7 @@ class Smoother(nn.Module):
 #
 #     short FFT           S tokens need 2 S points of the N-periodic filter, not N
 #     folded stem         the filter's output is r signals through H filters and the stem is linear in it: one filter for both
-#     matrix products     the Fourier transforms as products with cosines and sines: no complex numbers, for exporting; quadratic
+#     matrix products     the Fourier transforms as products with cosines and sines: no complex numbers, for exporting
 #
 # The functions read the weights of a smoother's modules without calling them; mixer_s3.py says when that is the same. B, S, N, H, r
 # as there; M points of the FFT in use, F = M // 2 + 1 frequencies, d = H / r channels of a segment.
@@ -816,21 +816,54 @@ def folded_smoother(
 
 
 class ExportableSmoother(Smoother):
-    """The smoother with its Fourier convolution in real matrix products: for `torch.export` and ONNX."""
+    """The smoother with its Fourier convolution in real matrix products: for `torch.export` and ONNX.
+
+    N = P Q points are transformed in two steps (Cooley and Tukey 1965), with n = Q p + q and k = k1 + P k2:
+
+        X[k1 + P k2] = sum_q e^{-i w q (k1 + P k2)} sum_p e^{-i w Q p k1} x[Q p + q]        w = 2 pi / N
+
+    and back by the conjugates, in about 2 N Q + S P multiply-adds for each channel: as x is real, k1 up to P / 2 are enough. The cosines and
+    sines depend on N alone: runtimes compute them once.
+    """
 
     def fourier_convolution(self, inputs: torch.Tensor) -> torch.Tensor:
+        points = self.max_length
+        inner = max(count for count in range(1, math.isqrt(points) + 1) if points % count == 0)  # Q
+        outer = points // inner  # P
         with torch.autocast(inputs.device.type, enabled=False):
             means = self.segment_means(inputs)
             batch, length, num_segments = means.shape
-            cosine, sine = waves(torch.arange(length, device=means.device), self.max_length, means.dtype)  # (F, S)
-            kernel = self.filter.to(means.dtype).unflatten(1, (1, num_segments, -1))  # (F, 1, r, d, 2)
-            rows = means.transpose(0, 1).flatten(1)  # (S, B r)
-            real, imaginary = ((wave @ rows).view(-1, batch, num_segments, 1) for wave in (cosine, -sine))
-            weights = inverse_weights(self.max_length, means.dtype, means.device)[:, None]
-            product_real = (real * kernel[..., 0] - imaginary * kernel[..., 1]).flatten(1) * weights  # (F, B H)
-            product_imaginary = (real * kernel[..., 1] + imaginary * kernel[..., 0]).flatten(1) * weights
-            smoothed = (cosine.T @ product_real - sine.T @ product_imaginary).view(length, batch, -1)
-        return smoothed.transpose(0, 1).to(inputs.dtype)
+            dtype, device = means.dtype, means.device
+            places = torch.arange(inner, device=device)
+            cosine, sine = waves(torch.arange(outer, device=device), outer, dtype)  # (K, P), K = P // 2 + 1
+            frequencies = torch.arange(outer // 2 + 1, device=device)[:, None] + outer * places  # k: (K, Q)
+            turn_cosine, turn_sine = circle(frequencies[..., None] * places, points, dtype)  # (K, k2, q)
+            above, below = torch.cat((turn_cosine, turn_sine), 2), torch.cat((-turn_sine, turn_cosine), 2)
+            turns = torch.cat((above, below), 1)  # (K, 2 Q, 2 Q), of real and imaginary parts
+
+            # Zeros up to N and the first S of N are gathered: exporters cannot follow paddings and slices of free lengths here.
+            means = torch.cat((means, means.new_zeros(batch, 1, num_segments)), 1)
+            means = means[:, torch.arange(points, device=device).clamp(max=length)]
+            rows = torch.stack((cosine, -sine), 1).flatten(0, 1) @ means.view(batch, outer, -1)  # (B, 2 K, Q r)
+            transform = turns @ rows.view(batch, -1, 2 * inner, num_segments)
+            real, imaginary = transform.view(batch, -1, 2, inner, num_segments, 1).unbind(2)  # (B, K, Q, r, 1)
+
+            mirrored = frequencies > points // 2  # where the filter has the mirror image, which is the conjugate
+            kernel = self.filter.to(dtype)[torch.where(mirrored, points - frequencies, frequencies)]
+            kernel_real, kernel_imaginary = kernel.unflatten(2, (num_segments, -1)).unbind(4)  # (K, Q, r, d)
+            kernel_imaginary = kernel_imaginary * (1 - 2 * mirrored.to(dtype))[..., None, None]
+            product_real = real * kernel_real - imaginary * kernel_imaginary
+            product_imaginary = real * kernel_imaginary + imaginary * kernel_real
+            product = torch.cat((product_real, product_imaginary), 2).flatten(3)  # (B, K, 2 Q, H)
+
+            turned = (turns.transpose(1, 2) @ product).view(batch, 2 * len(frequencies), -1)
+            weights = (inverse_weights(outer, dtype, device) / inner)[:, None]
+            back = torch.stack((cosine * weights, -sine * weights), 1).flatten(0, 1).T  # (P, 2 K)
+            used = torch.arange(length // inner + 2, device=device)  # two at least: exporters take one for a constant
+            back = back[used.clamp(max=outer - 1)]
+            smoothed = (back @ turned).unflatten(2, (inner, -1)).flatten(1, 2)
+            smoothed = smoothed[:, torch.arange(length, device=device)]
+        return smoothed.to(inputs.dtype)
 
 
 class FoldedFilters(nn.Module):
@@ -1045,10 +1078,15 @@ def _filter_output(transform: torch.Tensor, spectrum: torch.Tensor, places: torc
 
 
 def waves(places: torch.Tensor, points: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of 2 pi f t / M, (F, ...) each, for integer places t (...); in float64, with f t reduced first."""
+    """cos and sin of 2 pi f t / M, (F, ...) each, for integer places t (...)."""
     frequencies = torch.arange(points // 2 + 1, device=places.device).view(-1, *[1] * places.dim())
-    exact = torch.float32 if places.device.type == "mps" else torch.float64
-    angles = (frequencies * places % points).to(exact) * (2 * math.pi / points)
+    return circle(frequencies * places, points, dtype)
+
+
+def circle(steps: torch.Tensor, points: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of 2 pi t / M for integers t; in float64, with t reduced first."""
+    exact = torch.float32 if steps.device.type == "mps" else torch.float64
+    angles = (steps % points).to(exact) * (2 * math.pi / points)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
