@@ -406,6 +406,15 @@ def test_the_exportable_smoother_computes_nothing_in_complex_numbers(training):
         assert any(dtype.is_complex for dtype in dtypes.seen) == (kind is Smoother)
 
 
+def test_the_exportable_smoother_is_not_quadratic_in_the_length():
+    counts = []
+    for length in (256, 4096):
+        with FlopCounterMode(display=False) as counter:
+            ExportableSmoother(16, 4, length, use_convolution_stem=False)(torch.randn(1, length, 16))
+        counts.append(counter.get_total_flops())
+    assert counts[1] < 16**1.6 * counts[0]
+
+
 def test_the_exportable_smoother_is_exact_to_the_rounding_of_its_sums_up_to_4096_tokens():
     """Libraries sum in different orders, on some processors one term after the other: roundings of 2^-24 then add up like a
     random walk (1.4e-6 was seen)."""
