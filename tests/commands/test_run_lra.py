@@ -241,7 +241,8 @@ def test_measuring_the_instability_changes_no_bit_of_a_training(data, tmp_path):
     words = ["--mixer", "s3:num_segments=4", "skyformer:num_landmarks=8", "softmax", "--max_train_steps", "6"]
     words += ["--num_warmup_steps", "2"]
     plain = run(data, tmp_path / "plain", *words)
-    measured = run(data, tmp_path / "measured", *words, "--instability_steps", "4")
+    measured = run(data, tmp_path / "measured", *words, "--instability_steps", "6")
+    assert (plain["comparison"], measured["comparison"]) == ("mixers", "instability"), "all of its steps"
     kept = [file.relative_to(tmp_path / "plain") for file in (tmp_path / "plain").rglob("model.safetensors")]
     assert len(kept) == 3
     for file in kept:

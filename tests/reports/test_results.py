@@ -8,7 +8,9 @@ from statistics import mean
 import pytest
 import yaml
 
-from s3bert.reports.lra import lra_sections, lra_table, steps_table
+from s3bert.plots import subplots
+from s3bert.reports.instability import plot_instability
+from s3bert.reports.lra import lra_headline, lra_sections, lra_table, plot_learning_curves, steps_table
 from s3bert.reports.published import ACCURACIES
 from s3bert.reports.results import add_run, compact_json, index, page, read_experiment, read_run, report_of
 
@@ -166,3 +168,24 @@ def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
     (tmp_path / "all_results.json").write_text(json.dumps(run | {"command": command.format("/home/me/")}))
     expected = {"arguments": {"data_dir": "lra + b=2 + c/d", "seed": [1]}, "command": command.format("")}
     assert read_run(tmp_path) == expected | run
+
+
+def test_a_run_of_the_instability_tells_no_accuracy_and_is_drawn(tmp_path):
+    run = trained(256, 0.0, 20, softmax=0.1, s3=0.2) | {"comparison": "instability"}
+    for result, scores in zip(run["variants"].values(), ((2.0, 4.0), (1.0, 4.0))):
+        (setting,) = result["settings"]
+        setting["trials"] = [
+            setting["trials"][0] | {"seed": seed, "metrics": {"instability": score}}
+            for seed, score in enumerate(scores)
+        ]
+    text = "\n".join(lra_sections({"short": run}))
+    assert "| s3 | lr0.001 | 2.5 ± 2.1 | 0.75 ± 0.35 |" in text
+    assert "accuracy" not in text
+    assert lra_headline({"short": run})[1] == "instability of s3 0.75 ± 0.35 of softmax's (`short`)"
+    _, panels = subplots(1, 2, figsize=(8, 4))
+    plot_instability(panels, "short", run["variants"])
+    assert [list(line.get_xdata()) for line in panels[1].lines] == [[1.0, 1.0], [0.5, 1.0]]
+    plot_learning_curves(tmp_path / "plot.png", {"short": run})
+    assert (tmp_path / "plot.png").exists()
+    noise = trained(256, 1.0, 600, s3=0.2) | {"comparison": "noise"}
+    assert lra_headline({"noise-16": noise})[1] == "s3 20.00 (`noise-16`)", "without a run of mixers"

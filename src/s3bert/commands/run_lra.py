@@ -227,12 +227,15 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
         "instability_steps": arguments.instability_steps,
     }
     rows = {name: len(examples) for name, examples in splits.items()}
+    comparison = arguments.comparison
+    if 0 < (grid.max_train_steps or 0) <= arguments.instability_steps:
+        comparison = "instability"  # trained no longer than that takes: there is nothing else to see
     what = {
-        "title": f"{arguments.task_name}: {arguments.comparison}",
+        "title": f"{arguments.task_name}: {comparison}",
         "description": f"Sequences of up to {length:,} tokens; {', '.join(f'{n:,} for {s}' for s, n in rows.items())}. "
         f"{arguments.num_hidden_layers} layers, width {arguments.hidden_size}.",
         "task": arguments.task_name,
-        "comparison": arguments.comparison,
+        "comparison": comparison,
         "length": length,
         "rows": rows,
     }

@@ -14,6 +14,7 @@ from s3bert.files import mean_and_deviation, table
 from s3bert.plots import save, subplots
 from s3bert.training.processes import process_state
 
+from .instability import COLUMNS, instability_cells, instability_headline, instability_table, plot_instability
 from .published import (
     Published,
     published_accuracies,
@@ -70,6 +71,8 @@ def lra_sections(runs: Mapping[str, Run]) -> list[str]:
 
 def _parts(run: Run) -> list[str]:
     """What is told of a run: its description and its tables."""
+    if _comparison(run) == "instability":
+        return [run["description"], instability_table(run["variants"])]
     tables = [lra_table(run)]
     if incoherence := incoherence_table(run):
         tables += [
@@ -81,7 +84,7 @@ def _parts(run: Run) -> list[str]:
 
 
 def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
-    """The setting, and the best test accuracies of S3 and of the others, each with its run."""
+    """The setting, and the best test accuracies of S3 and of the others, each with its run; without a run of mixers, the best of each run."""
     settings = [
         setting for run in runs.values() for result in run["variants"].values() for setting in result["settings"]
     ]
@@ -89,15 +92,36 @@ def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
     steps, seeds = [trial["steps"] for trial in trials], [len(setting["trials"]) for setting in settings]
     lengths = [run["length"] for run in runs.values()]
     setting = f"{_range(lengths, 'token')}, {_range(steps, 'step')}, {_range(seeds, 'seed')}"
-    best: dict[bool, tuple[float, str]] = {}
-    for name, run in runs.items():
-        for label, result in run["variants"].items():
-            tests = _percentages(result["settings"][0], "test_accuracy")
-            if tests and run.get("comparison", "mixers") == "mixers":
-                found = (mean(tests), f"{label} {_accuracy(tests)} (`{name}`)")
-                is_s3 = label.partition(":")[0] == "s3"
-                best[is_s3] = max(found, best.get(is_s3, found))
-    return setting, "; ".join(best[is_s3][1] for is_s3 in (True, False) if is_s3 in best)
+    labels = [(name, label) for name, run in runs.items() for label in run["variants"]]
+    mixers = [(name, label) for name, label in labels if _comparison(runs[name]) == "mixers"]
+    if mixers:
+        is_s3 = {(name, label): label.partition(":")[0] == "s3" for name, label in mixers}
+        best = [_best(runs, [each for each in mixers if is_s3[each] is wanted]) for wanted in (True, False)]
+    else:
+        best = [
+            f"{instability_headline(run['variants'])} (`{name}`)"
+            if _comparison(run) == "instability"
+            else _best(runs, [each for each in labels if each[0] == name])
+            for name, run in runs.items()
+        ]
+    return setting, "; ".join(filter(None, best))
+
+
+def _best(runs: Mapping[str, Run], labels: Sequence[tuple[str, str]]) -> str:
+    """The best test accuracy among variants, given by run and label; "" where none has one."""
+    tests = {
+        (name, label): _percentages(runs[name]["variants"][label]["settings"][0], "test_accuracy")
+        for name, label in labels
+    }
+    means = {variant: mean(values) for variant, values in tests.items() if values}
+    if not means:
+        return ""
+    best = max(means, key=means.__getitem__)
+    return f"{best[1]} {_accuracy(tests[best])} (`{best[0]}`)"
+
+
+def _comparison(run: Run) -> str:
+    return run.get("comparison", "mixers")
 
 
 def _range(values: list[int], word: str) -> str:
@@ -153,7 +177,7 @@ def lra_table(run: Run) -> str:
     trials = [trial for result in results.values() for setting in result["settings"] for trial in setting["trials"]]
     has_instability = any("instability" in trial["metrics"] for trial in trials)
     if has_instability:
-        head += ["instability", "as a ratio to softmax's"]
+        head += COLUMNS
     rows = []
     wholes = results[against]["settings"] if against in results else []
     base = {whole["name"]: mean(tests) for whole in wholes if (tests := _percentages(whole, "test_accuracy"))}
@@ -171,25 +195,9 @@ def lra_table(run: Run) -> str:
             if "self_pretrained" in result:
                 row.append(_accuracy(_percentages(after[setting["name"]], "test_accuracy")))
             if has_instability:
-                row += _instability(setting, results)
+                row += instability_cells(setting, results)
             rows.append(row)
     return table(head, rows)
-
-
-def _instability(setting: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    """A setting's instability score, and its ratio to softmax attention's, seed by seed; each with mean and deviation over seeds."""
-    softmax = [
-        other
-        for result in results.values()
-        if result["mixer"] == "softmax" and not result["mixer_settings"]
-        for other in result["settings"]
-        if other["name"] == setting["name"]
-    ]
-    yardstick = {trial["seed"]: trial["metrics"].get("instability") for other in softmax for trial in other["trials"]}
-    scores = {trial["seed"]: trial["metrics"].get("instability") for trial in setting["trials"]}
-    scores = {seed: score for seed, score in scores.items() if score}
-    ratios = [score / yardstick[seed] for seed, score in scores.items() if yardstick.get(seed)]
-    return [mean_and_deviation(list(scores.values()), ".3g", ".2g"), mean_and_deviation(ratios, ".3g", ".2g")]
 
 
 def incoherence_table(run: Run) -> str:
@@ -274,17 +282,20 @@ def _accuracy(values: Sequence[float]) -> str:
     return mean_and_deviation(values, ".2f") or "failed"
 
 
-def _has_curves(run: Run) -> bool:
-    results = run["variants"].values()
-    return any(len(trial["history"]) > 1 for result in results for trial in result["settings"][0]["trials"])
+def _has_a_plot(run: Run) -> bool:
+    trials = [trial for result in run["variants"].values() for trial in result["settings"][0]["trials"]]
+    return _comparison(run) == "instability" or any(len(trial["history"]) > 1 for trial in trials)
 
 
 def plot_learning_curves(file: Path, runs: Mapping[str, Run]) -> None:
     """Draws validation accuracy and loss against optimiser steps, a row of panels a run: a colour a variant, a thin line a seed of its
-    best setting. Runs evaluated only once have no curve, and are left out where others have one."""
-    runs = {name: run for name, run in runs.items() if _has_curves(run)} or runs
+    best setting. Runs evaluated only once have no curve, and are left out where others have one. A run of the instability has its scores."""
+    runs = {name: run for name, run in runs.items() if _has_a_plot(run)} or runs
     figure, rows = subplots(len(runs), 2, figsize=(13, 3.4 * len(runs) + 0.6), squeeze=False)
     for panels, (title, run) in zip(rows, runs.items(), strict=True):
+        if _comparison(run) == "instability":
+            plot_instability(panels, title, run["variants"])
+            continue
         title_of = {name: name.replace(",", ",\n") for name in run["variants"]}
         for axes, (key, label, scale) in zip(
             panels,
