@@ -45,6 +45,7 @@ from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
 from s3bert.training import execution, loop
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, find_checkpoint, validate_checkpoint, written_aside
+from s3bert.training.flops import product_flops
 from s3bert.training.log import read_log
 from s3bert.training.loop import train
 from s3bert.training.signals import StopRequest
@@ -658,23 +659,44 @@ def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not():
         torch.set_float32_matmul_precision(before)
 
 
-def test_automatic_precision_is_bf16_where_a_device_computes_in_it(monkeypatch):
+@pytest.fixture
+def processor(monkeypatch):
+    """Sets what the processor has, and how many FLOP/s its products reach by dtype."""
+
+    def has(avx512=False, amx=False, bfloat16=2.0, float32=1.0):
+        execution._processor_gains_from_bf16.cache_clear()
+        execution.advise_bf16.cache_clear()
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+        speeds = {torch.bfloat16: bfloat16, torch.float32: float32}
+        monkeypatch.setattr(execution, "product_flops", lambda device, size, dtype: speeds[dtype])
+
+    yield has
+    execution._processor_gains_from_bf16.cache_clear()
+
+
+def test_automatic_precision_is_bf16_where_a_device_gains_from_it(monkeypatch, processor):
     for able in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, able=able: able)
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda able=able: able)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        processor(avx512=able)
         for device in ("cuda", "cpu"):
             assert execution.mixed_precision("auto", torch.device(device)) == ("bf16" if able else None)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    processor(amx=True)
     assert execution.mixed_precision("auto", torch.device("cpu")) == "bf16"
+    processor(avx512=True, bfloat16=0.5)
+    assert execution.mixed_precision("auto", torch.device("cpu")) is None, "it has bfloat16, and is slower in it"
     assert execution.mixed_precision("fp16", torch.device("cuda")) == "fp16"
 
 
+def test_measuring_products_leaves_the_default_generator_alone():
+    before = torch.random.get_rng_state()
+    assert product_flops(torch.device("cpu"), 64, torch.bfloat16) > 0
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("able", "asked"), [(True, None), (False, None), (True, "no")])
-def test_a_run_in_float32_is_told_of_the_bf16_of_its_processor(able, asked, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: able)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    execution.advise_bf16.cache_clear()
+def test_a_run_in_float32_is_told_of_the_bf16_of_its_processor(able, asked, tmp_path, processor, caplog):
+    processor(avx512=able)
     caplog.set_level("INFO")
     pretrain(tmp_path, max_train_steps=1, mixed_precision=asked)
     assert ("--mixed_precision auto trains in it" in caplog.text) == (able and asked is None)

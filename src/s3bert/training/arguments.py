@@ -101,7 +101,7 @@ class TrainingConfig(Arguments):
         default_factory=list,
     )
     mixed_precision: str | None = option(
-        help="no, fp16, bf16, or auto: bf16 on a GPU or CPU that computes in it; accelerate's configuration by default",
+        help="no, fp16, bf16, or auto: bf16 on a GPU that has it or a CPU that is faster in it; accelerate's configuration by default",
         default=None,
     )
     torch_compile: bool = option(help="compile the model (the first steps then take long)", default=False)

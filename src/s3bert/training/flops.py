@@ -17,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 logger = logging.getLogger(__name__)
 
+_TRIES = 5  # of a measured product
+
 # Dense bf16 tensor-core peaks of NVIDIA's data sheets, FLOP/s, by words of the device's name; the first that fits counts.
 _BF16_PEAKS = {
     "B200": 2250e12,
@@ -95,14 +97,21 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
         if (peak := data_sheet_peak(name)) is not None:
             return peak, f"{name} data sheet, dense bf16"
     size, dtype = (1024, torch.float32) if device.type == "cpu" else (8192, torch.bfloat16)
-    left, right = torch.randn(2, size, size, device=device, dtype=dtype).unbind()
+    flops = product_flops(device, size, dtype)
+    return flops, f"best of {_TRIES} {str(dtype).removeprefix('torch.')} products of {size} x {size} matrices"
+
+
+def product_flops(device: torch.device, size: int, dtype: torch.dtype) -> float:
+    """FLOP/s of the fastest of a few products of two square matrices, here and now."""
+    generator = torch.Generator(device)  # the default one is left alone
+    left, right = torch.randn(2, size, size, device=device, dtype=dtype, generator=generator).unbind()
     best = float("inf")
-    for _ in range(5):
+    for _ in range(_TRIES):
         start = time.perf_counter()
         product = left @ right
         product[0, 0].item()  # a host-device sync
         best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best, f"best of 5 {str(dtype).removeprefix('torch.')} products of {size} x {size} matrices"
+    return 2 * size**3 / best
 
 
 def data_sheet_peak(name: str) -> float | None:
