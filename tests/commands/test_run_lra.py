@@ -25,7 +25,7 @@ from s3bert.models.configuration_lra import LraConfig
 from s3bert.models.mixers import MIXERS
 from s3bert.models.modeling_lra import LraForMaskedLM, LraForSequenceClassification
 from s3bert.reports.lra import incoherence_table, published_value
-from s3bert.reports.published import published_accuracies
+from s3bert.reports.published import published_accuracies, trained_alike
 from s3bert.tasks.listops import write_listops
 from s3bert.tasks.lra import LRA_TASKS, Examples, MaskedLraBatches
 from s3bert.tasks.pathfinder_files import write_pathfinder
@@ -187,6 +187,26 @@ def test_a_papers_number_is_for_its_own_settings(task, words, published, tmp_pat
     assert [published_value(run, label) for label in variants] == published
 
 
+@pytest.mark.parametrize(
+    ("of_run", "of_trial"),
+    [
+        ({"length": 1096}, {}),
+        ({"rows": {"train": 100}}, {}),
+        ({"num_hidden_layers": 4}, {}),
+        ({"hidden_size": 128}, {}),
+        ({}, {"epoch": 60.0}),
+        ({}, {"epoch": 15.0}),
+        ({}, {"batch_size": 8}),
+    ],
+)
+def test_a_papers_number_stands_beside_its_own_encoder_rows_and_schedule_alone(of_run, of_trial):
+    run = {"length": 4000, "rows": {"train": 22_500}, "num_hidden_layers": 2, "hidden_size": 64}
+    trial = {"epoch": 30.0, "steps": 21_120, "batch_size": 32}
+    assert trained_alike("S3Attention", "text", run, [trial, trial])
+    assert not trained_alike("S3Attention", "text", run | of_run, [trial, trial | of_trial])
+    assert not trained_alike("Long Range Arena", "text", run, [trial]), "its encoders have other sizes"
+
+
 @pytest.mark.parametrize(("factor", "values"), [("r", [1, 8, 16, 32, 64]), ("s1", [8, 32, 64, 128, 256])])
 def test_vary_tries_the_papers_values(factor, values, tmp_path):
     words = ["--task_name", "image", "--vary", factor, "--output_dir", str(tmp_path)]
@@ -263,8 +283,10 @@ def test_incoherence_stands_beside_the_papers_of_as_many_steps(data, tmp_path):
     results = run(data, tmp_path, *words, "--mixer", "s3", "s3:num_segments=4")
     assert "published" not in (tmp_path / "results.md").read_text()
     for result in results["variants"].values():
-        result["settings"][0]["trials"][0]["steps"] = 100
-    head, _, *rows = incoherence_table(results | {"length": 4096}).splitlines()
+        result["settings"][0]["trials"][0] |= {"steps": 100, "epoch": 0.14}
+    head, _, *rows = incoherence_table(
+        results | {"length": 4096, "num_hidden_layers": 2, "hidden_size": 64}
+    ).splitlines()
     place = head.split("|").index(" rank 16, before ")
     cells = [[cell.strip() for cell in row.split("|")] for row in rows]
     assert [row[3] for row in cells] == ["all", "1", "", "all", "1"], "other settings than the paper's come last"

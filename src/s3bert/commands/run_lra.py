@@ -238,6 +238,8 @@ def _compare(arguments: LraArguments, grid: GridConfig) -> dict[str, Any]:
         "comparison": comparison,
         "length": length,
         "rows": rows,
+        "num_hidden_layers": arguments.num_hidden_layers,
+        "hidden_size": arguments.hidden_size,
     }
     for variant, config in zip(variants, configs):
         logger.info("%s on %s", variant.label, arguments.task_name)

@@ -34,8 +34,8 @@ def write_report(folder: Path, what: Run, variants: Mapping[str, Any], wanted: i
     """Writes, in the main process, a run's `results.md`, `curves.png`, `all_results.json` and `arguments.yaml`.
 
     Args:
-        what: `title` and `description` (what was trained on what, in a sentence); Long Range Arena's also `task`, `comparison` and
-            `length`.
+        what: `title` and `description` (what was trained on what, in a sentence); Long Range Arena's also `task`, `comparison`,
+            `length`, `rows`, `num_hidden_layers` and `hidden_size`.
         variants: by label, as `grid.grid_results` gives them; Long Range Arena's also have `mixer`, `mixer_settings` and `noise`.
         wanted: how many there will be.
     """
@@ -62,7 +62,7 @@ def lra_sections(runs: Mapping[str, Run]) -> list[str]:
     if papers:
         sections += [
             "## The papers, after whole schedules",
-            "Shorter runs have no paper's number beside them. These are S3Attention's Tables 1 and 7, and Table 1 of the paper that is "
+            "Runs trained otherwise have no paper's number beside them. These are S3Attention's Tables 1 and 7, and Table 1 of the paper that is "
             "named. Long Range Arena's encoders have other sizes.",
             table(["", "test accuracy, or its change"], [[label, value] for label, value in papers.items()]),
         ]
@@ -147,13 +147,13 @@ def _published(run: Run, label: str) -> list[Published]:
 
 
 def _comparable(run: Run, label: str) -> list[Published]:
-    """Those that may stand beside a variant's number: same length, same schedule."""
+    """Those that may stand beside a variant's number: same encoder, length, rows and schedule."""
     return [entry for entry in _published(run, label) if _is_trained_alike(run, label, entry.schedule)]
 
 
 def _is_trained_alike(run: Run, label: str, schedule: str) -> bool:
     trials = [trial for setting in run["variants"][label]["settings"] for trial in setting["trials"]]
-    return trained_alike(schedule, run["task"], run["length"], trials)
+    return trained_alike(schedule, run["task"], run, trials)
 
 
 def _in_words(entries: list[Published]) -> str:

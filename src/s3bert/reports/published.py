@@ -5,6 +5,7 @@ The papers: S3Attention (Wang et al., the journal's version; its preprint is cal
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isclose
 from typing import Any, NamedTuple
 
 from s3bert.tasks.forecasting import FORECAST_DATASETS
@@ -78,13 +79,25 @@ _ANY = ("dropout", "blend")
 _EPOCHS = (5, 30, 15, 60, 100)  # S3Attention, Table 8: the schedule of Tables 1 and 7
 _BEST_EPOCHS = (10, 30, 15, 60, 100)  # S3Attention, Table 9
 _NYSTROMFORMER_STEPS = (5_000, 20_000, 30_000, 35_000, 62_400)  # of Nystromformer's LRA code, which FMMformer trains by
+_BATCHES = (32, 32, 32, 256, 256)  # S3Attention, Tables 8 and 9
+_TRAIN_ROWS = (96_000, 22_500, 147_086, 45_000, 160_000)  # all, but for what Text and Image lay aside for validation
+_ENCODER = {"num_hidden_layers": 2, "hidden_size": 64}  # of Nystromformer's LRA code, which all three papers train
+
+
+def _for_epochs(epochs: tuple[int, ...]) -> Callable[[int, Mapping[str, Any]], bool]:
+    return lambda place, trial: (
+        isclose(trial["epoch"], epochs[place], rel_tol=0.01) and trial["batch_size"] == _BATCHES[place]
+    )
+
+
 # By name: whether a trial, on the task of that place in _TASKS, was trained as long.
 _SCHEDULES: Mapping[str, Callable[[int, Mapping[str, Any]], bool]] = {
-    "S3Attention": lambda place, trial: round(trial["epoch"], 2) >= _EPOCHS[place],
-    _BEST: lambda place, trial: round(trial["epoch"], 2) >= _BEST_EPOCHS[place],
+    "S3Attention": _for_epochs(_EPOCHS),
+    _BEST: _for_epochs(_BEST_EPOCHS),
     "FMMformer": lambda place, trial: trial["steps"] == _NYSTROMFORMER_STEPS[place],
     "Skyformer": lambda place, trial: trial["steps"] == 50_000,
-    "noise": lambda place, trial: trial["steps"] == 5_000,  # S3Attention, Table 5
+    # S3Attention, Table 5
+    "noise": lambda place, trial: trial["steps"] == 5_000 and trial["batch_size"] == _BATCHES[place],
     "incoherence": lambda place, trial: trial["steps"] == 100,  # S3Attention, Table 14
 }
 # S3Attention, Table 7: accuracy lost without a part.
@@ -208,11 +221,16 @@ def published_curve(task: str, length: int, batch_size: int) -> Mapping[int, flo
     return _CURVES.get((task, batch_size), {}) if _is_whole(task, length) else {}
 
 
-def trained_alike(schedule: str, task: str, length: int, trials: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all trials read the paper's length and trained by that schedule, so that its number may stand beside theirs."""
-    if schedule not in _SCHEDULES or not _is_whole(task, length):
+def trained_alike(schedule: str, task: str, run: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all trials of a run trained the paper's encoder by that schedule, on inputs of its length, so that its number may stand
+    beside theirs. Rows may be fewer than the task has if none was read twice."""
+    place = _TASKS.index(task)
+    if schedule not in _SCHEDULES or not _is_whole(task, run["length"]):
         return False
-    return all(_SCHEDULES[schedule](_TASKS.index(task), trial) for trial in trials)
+    if any(run.get(name) != size for name, size in _ENCODER.items()):
+        return False
+    few = run["rows"]["train"] < _TRAIN_ROWS[place]
+    return all(_SCHEDULES[schedule](place, trial) and not (few and trial["epoch"] > 1) for trial in trials)
 
 
 def _is_whole(task: str, length: int) -> bool:
