@@ -47,6 +47,21 @@ def test_a_sequence_alone_and_padded_to_any_length_agree(build_model, make_batch
                     assert reference.relative_error(states, alone) < 1e-5, (length, longer, before)
 
 
+@torch.no_grad()
+def test_padding_on_either_side_changes_nothing_at_any_length(build_model):
+    model, ids = build_model(), torch.randint(5, 61, (1, 16))
+    for length in range(1, 17):
+        alone = model(ids[:, :length]).to_tuple()
+        for longer in range(length, 17):
+            for before in {0, longer - length}:
+                mask = torch.zeros(1, longer, dtype=torch.long)
+                mask[:, before : before + length] = 1
+                padded = torch.randint(5, 61, (1, longer)).masked_scatter(mask.bool(), ids[:, :length])
+                states, pooled = model(padded, mask).to_tuple()
+                for actual, expected in zip((states[:, before : before + length], pooled), alone, strict=True):
+                    assert reference.relative_error(actual, expected) < 1e-5, (length, longer, before)
+
+
 def on_the_left(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The batch with the padding of each sequence moved to its other end, whatever lies under the mask with it."""
     mask = batch["attention_mask"]

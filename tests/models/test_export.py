@@ -110,6 +110,14 @@ def test_an_exported_program_equals_eager_at_every_batch_size_and_length(
     assert computes_in_complex_numbers(program) == (model.config.implementation != "export")
 
 
+@pytest.mark.parametrize("family", ["ponet"])
+def test_a_model_of_another_family_exports_for_any_batch_length_and_padding(build_model):
+    model = build_model(num_hidden_layers=1)
+    module = export(model, masked=True).module()
+    assert_equal_to_eager(lambda inputs: module(**inputs).to_tuple(), model, masked=True)
+    assert_left_padding_changes_nothing(lambda inputs: module(**inputs).to_tuple())
+
+
 def test_a_lengthened_model_of_an_odd_length_exports(build_model, monkeypatch):
     model = build_model(implementation="export", num_hidden_layers=1)
     model.resize_position_embeddings(23)

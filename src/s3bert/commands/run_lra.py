@@ -39,7 +39,7 @@ ABLATIONS = {
 _ENCODER = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_dropout_prob")
 _ENCODER += ("embedding_dropout_prob", "attention_probs_dropout_prob")
 VARIED = {"r": "num_segments", "s1": "num_row_samples", "s2": "num_column_samples"}
-_VALUES = {"r": [1, 8, 16, 32, 64], "s1": [8, 32, 64, 128, 256], "s2": [1, 4, 8, 16, 32]}  # Table 6, but for s2
+_VALUES = {"r": [1, 8, 16, 32, 64], "s1": [8, 32, 64, 128, 256], "s2": [1, 4, 8, 16, 32]}  # of Table 6, but for s2
 
 
 class Variant(NamedTuple):

@@ -45,7 +45,7 @@ class TrainingConfig(Arguments):
     global_batch_size: int | None = option(
         free=True,
         least=1,
-        help="sequences of an optimiser step on any number of processes: gradient_accumulation_steps follows from it",
+        help="sequences of an optimiser step on any number of processes that divides it; gradient_accumulation_steps follows",
         default=None,
     )
     learning_rate: float = option(above=0, help="AdamW's peak learning rate", default=5e-5)
