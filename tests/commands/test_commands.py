@@ -270,6 +270,9 @@ def test_a_run_learns_from_a_teacher_of_the_corpus_alone_and_keeps_it(pretrained
     (other / "tokenizer.json").write_text(text.replace('"[MASK]"', '"[BLANK]"'))
     with pytest.raises(ValueError, match="has another vocabulary than the corpus"):
         pretrain(corpus, tmp_path / "second", *words)
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"The teacher .* has no tokenizer, .*: put the one"):
+        pretrain(corpus, tmp_path / "second", *words)
 
 
 @pytest.mark.parametrize(
@@ -411,6 +414,42 @@ def test_a_tokenizer_larger_than_the_checkpoints_vocabulary_is_refused(pretraine
         ValueError, match=r"tokenizer has \d+ entries, .* knows \d+: prepare the corpus with --tokenizer_name"
     ):
         pretrain(tmp_path / "corpus", tmp_path / "run", "--model_name_or_path", str(pretrained), size="")
+
+
+def test_a_run_that_goes_on_keeps_the_vocabulary_of_its_checkpoint(pretrained, tmp_path):
+    text = ["--dataset_name", "synthetic", "--vocab_size", "700", "--max_seq_length", "32", "--max_train_samples", "60"]
+    start = ["--model_name_or_path", str(pretrained), *SHORT]
+    pretrain_mlm.main([*text, *start, "--output_dir", str(tmp_path / "run")])
+    own, kept = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in (pretrained, tmp_path / "run"))
+    assert kept == own
+
+    other = tmp_path / "other"
+    prepare_corpus.main([*text, "--output_dir", str(other)])
+    assert len(AutoTokenizer.from_pretrained(other)) < len(own), "by its size alone it would be taken"
+    with pytest.raises(
+        ValueError, match=r"another vocabulary than the corpus, .*: prepare the corpus with --tokenizer"
+    ):
+        pretrain(other, tmp_path / "second", "--model_name_or_path", str(pretrained), size="")
+    with pytest.raises(
+        ValueError, match=r"another vocabulary than the tokenizer .*other, .*: leave --tokenizer_name out"
+    ):
+        pretrain_mlm.main([*text, *start, "--tokenizer_name", str(other), "--output_dir", str(tmp_path / "second")])
+    assert not (tmp_path / "second").exists(), "no text was read"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Give exactly one of --model_name_or_path"),
+        (["--model_type", "s3bert", "--config_overrides", "num_segmentz=4"], "has no 'num_segmentz'"),
+        (["--model_type", "gpt2"], "--model_type gpt2 is of type gpt2, which is no masked language model: name a model that"),
+        (["--model_type", "t5"], "--model_type t5 is an encoder-decoder (t5); give an encoder, as BERT's or S3BERT's."),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_is_refused_before_the_text_is_read(words, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pretrain_mlm.main(["--dataset_name", "synthetic", "--output_dir", str(tmp_path / "run"), *SHORT, *words])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.json")), ids=lambda file: file.stem)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import reference
 import torch
-from transformers import BertConfig, BertForQuestionAnswering, FNetConfig, FNetForMaskedLM
+from transformers import BertConfig, BertForQuestionAnswering, FNetConfig, FNetForMaskedLM, T5Config
 
 import s3bert
 from s3bert.commands import errors_in_a_line, export
@@ -134,6 +134,10 @@ def exported_before(folder: Path) -> None:
     (folder.parent / "out" / "model.onnx").touch()
 
 
+def encoder_decoder(folder: Path) -> None:
+    T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(folder)
+
+
 def forecaster(folder: Path) -> None:
     s3bert.S3ForecastModel(s3bert.S3ForecastConfig(num_channels=2, hidden_size=8)).save_pretrained(folder)
 
@@ -145,6 +149,7 @@ def forecaster(folder: Path) -> None:
         (remove("model.safetensors"), "", "tiny has no model.safetensors: the run is not finished"),
         (exported_before, "", "model.onnx exists: remove it, or name another --output_dir"),
         (None, "--max_seq_length 17", "max_seq_length = 17: the model takes up to 16 tokens. Give at most that, or lengthen"),
+        (encoder_decoder, "", "tiny is an encoder-decoder (t5); give an encoder, as BERT's or S3BERT's."),
         (forecaster, "", "S3ForecastModel takes past_values: only models of token ids"),
     ],
 )  # fmt: skip

@@ -102,7 +102,7 @@ def test_pieces_are_trained_where_nothing_is_said(tmp_path):
         ("--model_type fmmformer", "adaptive_cutoffs=[300]", "adaptive_cutoffs = [300]"),
         ("--model_type fmmformer", "position_embeddings=learned,max_position_embeddings=16", "blocks of 32 tokens, the model takes up to 16"),
         ("--model_type fmmformer --vocabulary word", "", "vocabulary = word: give one of wordpiece, words"),
-        ("--model_type s3bert", "", "Unrecognized configuration class"),
+        ("--model_type s3bert", "", "is of type s3bert, which is no causal language model: name a model that AutoModelForCausalLM loads."),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_anything_is_trained(words, size, message, corpus, tmp_path):

@@ -5,9 +5,18 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer, RobertaConfig
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertTokenizer,
+    GPT2Config,
+    RobertaConfig,
+    T5Config,
+    ViTConfig,
+)
 
-from s3bert import FmmConfig, S3BertConfig, S3BertForMaskedLM
+from s3bert import FmmConfig, LraConfig, S3BertConfig, S3BertForMaskedLM, S3ForecastConfig
 from s3bert.training.finetuning import StartingPoint, longest_input
 
 
@@ -55,6 +64,46 @@ def test_a_tokenizer_with_more_entries_than_the_model_is_refused(checkpoint, tmp
     tokenizer(41).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"41 entries, .* knows 40: give --tokenizer_name"):
         StartingPoint(str(checkpoint), 16, tokenizer_name=str(tmp_path / "other"))
+
+
+def test_a_tokenizer_of_another_vocabulary_than_the_checkpoints_own_is_refused(checkpoint, tmp_path):
+    other = tmp_path / "other"
+    tokenizer(39).save_pretrained(other)
+    with pytest.raises(
+        ValueError, match=r"another vocabulary than the tokenizer .*other, .*: leave --tokenizer_name out"
+    ):
+        StartingPoint(str(checkpoint), 16, tokenizer_name=str(other))
+    (checkpoint / "tokenizer.json").unlink()
+    StartingPoint(str(checkpoint), 16, tokenizer_name=str(other))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (T5Config(), r"is an encoder-decoder \(t5\); give an encoder"),
+        (ViTConfig(), "is of type vit, which is no classifier of texts: name a model that AutoModelForSequenceClass"),
+        (S3ForecastConfig(num_input_channels=2), "is of type s3-forecast, which is no classifier of texts"),
+        (FmmConfig(), "is of type fmmformer, which is no classifier of texts"),
+        (LraConfig(), "is of type s3bert-lra, which reads no texts but .*: name an encoder of text"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_a_model_of_something_else_than_texts_is_named_before_its_tokenizer_is_looked_for(config, message, tmp_path):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message) as refused:
+        StartingPoint(str(tmp_path), 16)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("names", [{}, {"pad_token_id": 0}], ids=str)
+def test_a_language_model_without_a_padding_token_is_refused_with_the_remedy(names, tmp_path):
+    GPT2Config(vocab_size=40, **names).save_pretrained(tmp_path)
+    whole = tokenizer(40)
+    if names:
+        whole.pad_token = None
+    whole.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"\(gpt2\) has no padding token, .*pad_token_id into its config.json"):
+        StartingPoint(str(tmp_path), 16)
 
 
 def test_a_folder_without_vocabulary_is_refused_and_not_read_as_all_unknown_words(tmp_path):

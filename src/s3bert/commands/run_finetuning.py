@@ -115,16 +115,6 @@ def _finetune(
         "validation": arguments.max_eval_samples,
         "test": arguments.max_eval_samples,
     }
-    with main_process_first():
-        documents = load_documents(
-            {split: file for split, file in files.items() if file},
-            arguments.dataset_name,
-            arguments.text_column,
-            arguments.label_column,
-            arguments.validation_split_percentage,
-            limits,
-            arguments.text_pair_column,
-        )
     reading = Reading(
         arguments.max_seq_length,
         arguments.sliding_window,
@@ -139,7 +129,18 @@ def _finetune(
         model.from_finetuned,
         model.trust_remote_code,
         lengthened=not reading.window,
+        length_argument="sliding_window" if reading.window else "max_seq_length",
     )
+    with main_process_first():
+        documents = load_documents(
+            {split: file for split, file in files.items() if file},
+            arguments.dataset_name,
+            arguments.text_column,
+            arguments.label_column,
+            arguments.validation_split_percentage,
+            limits,
+            arguments.text_pair_column,
+        )
     settings = finetune(documents, start, grid, reading, settings_of(model, arguments))
     folder = Path(grid.output_dir)
     if process_state().is_main_process:

@@ -35,7 +35,9 @@ class CorpusArguments(Arguments):
         default=5,
     )
     tokenizer_name: str | None = option(
-        free=True, help="folder or Hub id of a tokenizer; by default one is trained", default=None
+        free=True,
+        help="folder or Hub id of a tokenizer; by default that of the checkpoint which a pretraining goes on from, or else one is trained",
+        default=None,
     )
     vocab_size: int = option(
         free=True, least=1, most=1_000_000, help="entries of the vocabulary to train", default=30522

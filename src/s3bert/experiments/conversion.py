@@ -32,6 +32,7 @@ from s3bert.models.modeling_s3bert import S3BertForMaskedLM
 from s3bert.tasks.mlm import Masking, MlmEvaluation
 from s3bert.training.checkpoints import check_finite
 from s3bert.training.finetuning import weights_digest
+from s3bert.training.pretrained import check_vocabulary
 
 
 RECORD = "conversion.json"
@@ -157,10 +158,8 @@ def _fit(
     model: S3BertForMaskedLM, source: PreTrainedModel, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> dict[str, Any]:
     """Fits the attention on training blocks; how near it is, and both models' losses, on held-out ones."""
-    if corpus.tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"The blocks of {corpus.folder} are of another vocabulary than {name}'s: prepare the corpus with --tokenizer_name {name}."
-        )
+    remedy = f"prepare the corpus with --tokenizer_name {name}."
+    check_vocabulary(name, tokenizer, corpus.tokenizer, f"the blocks of {corpus.folder}", remedy)
     longest = model.config.max_position_embeddings
     if corpus.block_size > longest:
         raise ValueError(

@@ -25,6 +25,7 @@ from s3bert.models.exporting import (
 )
 from s3bert.training.checkpoints import check_finite
 from s3bert.training.finetuning import longest_input
+from s3bert.training.pretrained import check_no_decoder
 
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def _loader(folder: Path) -> Callable[..., PreTrainedModel]:
     """A function that loads the folder's model in float32, under the head that it was saved with; keywords change its configuration.
 
     Raises:
-        ValueError: there is no model, or one of an unknown class.
+        ValueError: there is no model, one of an unknown class, or an encoder-decoder.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: name the folder of a finished run.")
@@ -112,6 +113,7 @@ def _loader(folder: Path) -> Callable[..., PreTrainedModel]:
     with reading(str(folder / "config.json")):
         config = AutoConfig.from_pretrained(folder)
         (name,) = config.architectures or ["None"]
+    check_no_decoder(folder, config)
     model_class = getattr(s3bert, name, None) or getattr(transformers, name, None)
     if model_class is None:
         raise ValueError(f"{folder}: its config.json names a model {name}, which neither s3bert nor Transformers has.")

@@ -27,6 +27,7 @@ from s3bert.data.wordpiece import plain_backend
 from s3bert.files import reading, replacing
 from s3bert.tasks.perplexity import Windows, bootstrap, losses_by_context, token_losses
 from s3bert.training.checkpoints import check_finite
+from s3bert.training.pretrained import check_model_type
 from s3bert.training.settings import differences, in_words
 
 
@@ -112,12 +113,7 @@ def load_config(name: str, trust_remote_code: bool) -> PreTrainedConfig:
         raise FileNotFoundError(f"There is no model folder {name} (seen from {Path.cwd()}).")
     with reading(f"The configuration of {name}"):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in AutoModelForCausalLM._model_mapping and not remote:
-        raise ValueError(
-            f"{name} is of type {config.model_type}, which is no causal language model: name one that AutoModelForCausalLM loads, as "
-            "s3bert pretrain-clm leaves it, with --trust_remote_code where it carries its code."
-        )
+    check_model_type(name, config, AutoModelForCausalLM, "causal language model", trust_remote_code)
     return config
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,10 +24,12 @@ import s3bert  # noqa: F401  (registers its models with the auto classes)
 from s3bert.arguments import Arguments, close_match, find_recipe, override_config, save_arguments
 from s3bert.benchmark.results import machine
 from s3bert.data.arguments import CorpusArguments
+from s3bert.data.blocks import MANIFEST
 from s3bert.data.corpus import Corpus, prepare_corpus
 from s3bert.data.sources import parse_sources
 from s3bert.data.steps import PackedSteps, Steps, StreamedSteps
 from s3bert.data.streaming import StreamingCorpus
+from s3bert.data.wordpiece import load_tokenizer
 from s3bert.files import as_markdown, reading, write_text
 from s3bert.models.configuration_checks import CheckedConfig
 from s3bert.models.sparse_baselines import SPARSE_BASELINES
@@ -43,6 +44,7 @@ from s3bert.training.finetuning import longest_input, weights_digest
 from s3bert.training.flops import training_flops
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.micro_batches import Batches
+from s3bert.training.pretrained import check_model_type, check_no_decoder, check_vocabulary, own_tokenizer
 from s3bert.training.processes import main_process_first, process_state
 from s3bert.training.settings import changes_in_words, settings_of
 
@@ -134,10 +136,13 @@ def pretrain(
         distillation_of: from which teacher the model is to learn too, if from one.
 
     Raises:
-        ValueError: an argument that cannot be; a corpus that was prepared for another objective; a teacher of another vocabulary.
+        ValueError: an argument that cannot be; a corpus that was prepared for another objective; a checkpoint or a teacher of another
+            vocabulary than the corpus.
     """
     data, training = arguments.data, arguments.training
     folder, processes = Path(training.output_dir), process_state()
+    read_config(objective, arguments.model)  # a mistake in it must not wait for a corpus of hours
+    data = _with_own_tokenizer(objective, arguments.model, data)
     with main_process_first():
         corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
     _check_frame(corpus, objective)
@@ -191,6 +196,26 @@ def pretrain(
     return result
 
 
+def _with_own_tokenizer(objective: Objective, model: ModelArguments, data: CorpusArguments) -> CorpusArguments:
+    """The corpus's arguments, with the tokenizer of the checkpoint to go on from where they name none and no corpus that is prepared.
+
+    Raises:
+        ValueError: they name one of another vocabulary.
+    """
+    start = model.model_name_or_path
+    prepared = data.dataset_name and (Path(data.dataset_name) / MANIFEST).is_file()
+    own = own_tokenizer(start, model.trust_remote_code) if start and not prepared else None
+    if start is None or own is None:
+        return data
+    if data.tokenizer_name is None:
+        logger.info("The text is read by the tokenizer of %s.", start)
+        return replace(data, tokenizer_name=start)
+    given = load_tokenizer(data.tokenizer_name, causal=not objective.special_tokens)
+    remedy = "leave --tokenizer_name out, or name another checkpoint."
+    check_vocabulary(start, own, given, f"the tokenizer {data.tokenizer_name}", remedy)
+    return data
+
+
 def _check_frame(corpus: Corpus, objective: Objective) -> None:
     """
     Raises:
@@ -221,8 +246,44 @@ def build_model(
         tokenizer, block_size: the corpus's.
 
     Raises:
-        ValueError: not exactly one source of a model; an override that the configuration does not have, or a value that cannot be;
-            a checkpoint that is damaged, or whose vocabulary or length does not fit the corpus.
+        ValueError: as `read_config`; a checkpoint that is damaged, or whose vocabulary or length does not fit the corpus.
+    """
+    remote = {"trust_remote_code": arguments.trust_remote_code}
+    start = arguments.model_name_or_path
+    if start is None:
+        config = new_config(objective, tokenizer, block_size, arguments)
+        if objective is MASKED and config.model_type in SPARSE_BASELINES:
+            return SPARSE_BASELINES[config.model_type](config)
+        return objective.auto_class.from_config(config, **remote)
+    config = read_config(objective, arguments)
+    auto_class = objective.auto_class
+    if objective is MASKED:
+        auto_class = SPARSE_BASELINES.get(config.model_type, auto_class)
+    with reading(f"The checkpoint {start}"):
+        model = auto_class.from_pretrained(start, config=config, dtype="float32", **remote)
+    check_finite(model, start)
+    remedy = f"prepare the corpus with --tokenizer_name {start}, or name another checkpoint."
+    if config.vocab_size < len(tokenizer):
+        raise ValueError(
+            f"The corpus's tokenizer has {len(tokenizer)} entries, {start} knows {config.vocab_size}: {remedy}"
+        )
+    if (own := own_tokenizer(start, **remote)) is not None:
+        check_vocabulary(start, own, tokenizer, "the corpus", remedy)
+    if block_size > longest_input(config):
+        raise ValueError(
+            f"The corpus has blocks of {block_size} tokens, {start} takes up to "
+            f"{longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
+            "prepare the corpus with a shorter --max_seq_length."
+        )
+    return model
+
+
+def read_config(objective: Objective, arguments: ModelArguments) -> PreTrainedConfig:
+    """The configuration that the arguments name, with its overrides, of a model that can be trained for the objective.
+
+    Raises:
+        ValueError: not exactly one source of a model; one of another kind; an override that the configuration does not have, or a value
+            that cannot be.
     """
     sources = {name: getattr(arguments, name) for name in ("model_name_or_path", "config_name", "model_type")}
     given = [f"{name} = {source}" for name, source in sources.items() if source is not None]
@@ -231,35 +292,26 @@ def build_model(
             f"Give exactly one of {', '.join('--' + name for name in sources)}; there is {' and '.join(given) or 'none'}. "
             "What a --config file names is overridden by the same argument only."
         )
-    remote = {"trust_remote_code": arguments.trust_remote_code}
-    start = arguments.model_name_or_path
-    if start is None:
-        config = new_config(objective, tokenizer, block_size, arguments)
-        if objective is MASKED and config.model_type in SPARSE_BASELINES:
-            return SPARSE_BASELINES[config.model_type](config)
-        return objective.auto_class.from_config(config, **remote)
-    with reading(f"The configuration {start}"):
-        config = AutoConfig.from_pretrained(start, **remote)
+    start, model_type = arguments.model_name_or_path, arguments.model_type
+    if model_type is not None:
+        source: Path | str = f"--model_type {model_type}"
+        try:
+            config = AutoConfig.for_model(model_type)
+        except ValueError as error:
+            raise ValueError(f"Unknown {source}.{close_match(model_type, CONFIG_MAPPING.keys())}") from error
+    else:
+        source = start or _file_or_name(str(arguments.config_name))
+        with reading(f"The configuration {source}"):
+            config = AutoConfig.from_pretrained(source, trust_remote_code=arguments.trust_remote_code)
+    if objective is MASKED:
+        check_no_decoder(source, config)
+    kind = "causal language model" if objective is CAUSAL else "masked language model"
+    check_model_type(str(source), config, objective.auto_class, kind, arguments.trust_remote_code)
     if arguments.config_overrides:
         override_config(config, arguments.config_overrides)
-    auto_class = objective.auto_class
-    if objective is MASKED:
-        auto_class = SPARSE_BASELINES.get(config.model_type, auto_class)
-    with reading(f"The checkpoint {start}"):
-        model = auto_class.from_pretrained(start, config=config, dtype="float32", **remote)
-    check_finite(model, start)
-    if config.vocab_size < len(tokenizer):
-        raise ValueError(
-            f"The corpus's tokenizer has {len(tokenizer)} entries, {start} knows {config.vocab_size}: "
-            f"prepare the corpus with --tokenizer_name {start}."
-        )
-    if block_size > longest_input(config):
-        raise ValueError(
-            f"The corpus has blocks of {block_size} tokens, {start} takes up to "
-            f"{longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
-            "prepare the corpus with a shorter --max_seq_length."
-        )
-    return model
+    if start is None:
+        _check_values(config)
+    return config
 
 
 def load_teacher(
@@ -272,12 +324,10 @@ def load_teacher(
     """
     arguments = ModelArguments(model_name_or_path=name, trust_remote_code=trust_remote_code)
     teacher = build_model(MASKED, corpus.tokenizer, corpus.block_size, arguments)
-    with reading(f"The tokenizer {name}"):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    if tokenizer.get_vocab() != corpus.tokenizer.get_vocab():
+    if own_tokenizer(name, trust_remote_code) is None:
         raise ValueError(
-            f"The teacher {name} has another vocabulary than the corpus, and what it says of a token would be of another one: prepare "
-            f"the corpus with --tokenizer_name {name}, or name another teacher."
+            f"The teacher {name} has no tokenizer, so whether its vocabulary is the corpus's is not known: put the one that it was trained "
+            "with into its folder, or name another teacher."
         )
     if teacher.config.vocab_size != vocab_size:
         raise ValueError(
@@ -290,18 +340,7 @@ def new_config(
     objective: Objective, tokenizer: PreTrainedTokenizerBase, block_size: int, arguments: ModelArguments
 ) -> PreTrainedConfig:
     """The configuration of a model to train from scratch, with the vocabulary of the corpus; arguments and errors as `build_model`'s."""
-    if arguments.model_type is not None:
-        try:
-            config = AutoConfig.for_model(arguments.model_type)
-        except ValueError as error:
-            known = close_match(arguments.model_type, CONFIG_MAPPING.keys())
-            raise ValueError(f"Unknown --model_type {arguments.model_type}.{known}") from error
-    else:
-        source = _file_or_name(arguments.config_name)
-        with reading(f"The configuration {source}"):
-            config = AutoConfig.from_pretrained(source, trust_remote_code=arguments.trust_remote_code)
-    if arguments.config_overrides:
-        override_config(config, arguments.config_overrides)
+    config = read_config(objective, arguments)
     _take_token_ids(config, tokenizer, objective)
     vocab_size = len(tokenizer)
     if config.vocab_size != vocab_size:
@@ -314,7 +353,7 @@ def new_config(
             f"set --config_overrides max_position_embeddings={positions}, or prepare the corpus with a shorter "
             "--max_seq_length."
         )
-    _check_values(config)
+    CheckedConfig.validate_padding(config)
     return config
 
 
@@ -335,11 +374,10 @@ def _check_values(config: PreTrainedConfig) -> None:
     """What our own configurations check themselves, of one of Transformers' own too.
 
     Raises:
-        ValueError: a count below 1, a padding token outside the vocabulary, a scale or an activation that is none.
+        ValueError: a count below 1, a scale or an activation that is none.
     """
     counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size")
     CheckedConfig.check_counts(config, *(name for name in counts if isinstance(getattr(config, name, None), int)))
-    CheckedConfig.validate_padding(config)
     CheckedConfig.validate_scales(config)
     activation = getattr(config, "hidden_act", None)
     if isinstance(activation, str) and activation not in ACT2FN:

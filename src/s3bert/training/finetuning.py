@@ -11,6 +11,8 @@ import torch
 from accelerate.utils import set_seed
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
@@ -21,12 +23,16 @@ from transformers import logging as logging_of_transformers
 from s3bert.files import reading
 
 from .checkpoints import check_finite
+from .pretrained import check_model_type, check_no_decoder, check_vocabulary, own_tokenizer
 
 
 logger = logging.getLogger(__name__)
 
 # Models whose mixing reads the padding: only batches padded to one fixed length give a row the same answer every time.
 _WITHOUT_MASK = {"fnet"}
+
+# Models with a classifier that AutoModelForSequenceClassification loads, and what they read.
+_OF_OTHER_INPUTS = {"s3bert-lra": "Long Range Arena's symbols"}
 
 # Models whose first positions are the padding token's and those before it, as RoBERTa's.
 _BEHIND_PADDING = {
@@ -53,13 +59,15 @@ class StartingPoint:
 
     Args:
         name: a folder or Hub id. tokenizer_name: a tokenizer that is not in the checkpoint.
-        max_seq_length: the tokens wanted; `.max_seq_length` is lower where the tokenizer's `model_max_length` is.
+        max_seq_length: the tokens wanted; `.max_seq_length` is lower where the tokenizer's `model_max_length` is. length_argument: of the
+            command, which says so.
         from_finetuned: whether the checkpoint may itself be finetuned; its classifier is kept where its shape fits.
         lengthened: the caller lengthens a model that has fewer positions; the tokenizer then cuts at `max_seq_length`.
 
     Raises:
-        ValueError: damaged files; a length beyond the model's positions, unless `lengthened`; a tokenizer without words, or with more than the model
-            knows; a finetuned checkpoint without `from_finetuned`.
+        ValueError: damaged files; a model that does not classify texts, or cannot in batches; a length beyond the model's positions, unless
+            `lengthened`; a tokenizer without words, with more than the model knows, or of another vocabulary than the checkpoint's own; a
+            finetuned checkpoint without `from_finetuned`.
         OSError: no such checkpoint.
     """
 
@@ -71,12 +79,14 @@ class StartingPoint:
         from_finetuned: bool = False,
         trust_remote_code: bool = False,
         lengthened: bool = False,
+        length_argument: str = "max_seq_length",
     ):
         self.name, self.from_finetuned, self.trust_remote_code = name, from_finetuned, trust_remote_code
         if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
             raise FileNotFoundError(f"There is no checkpoint folder {name} (seen from {Path.cwd()}).")
         with reading(f"The checkpoint {name}"):
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        self._check_reads_texts(config)
         if not from_finetuned and any("ForSequenceClassification" in head for head in config.architectures or []):
             raise ValueError(
                 f"{name} is already finetuned (to {', '.join(map(str, config.id2label.values()))}); scores from there are not "
@@ -93,13 +103,17 @@ class StartingPoint:
             raise ValueError(
                 f"The tokenizer {tokenizer_name} has {len(self.tokenizer):,} entries, {name} knows {config.vocab_size:,}: {remedy}"
             )
+        if tokenizer_name != name and (own := own_tokenizer(name, trust_remote_code)) is not None:
+            remedy = "leave --tokenizer_name out, or name a model that was trained with it."
+            check_vocabulary(name, own, self.tokenizer, f"the tokenizer {tokenizer_name}", remedy)
+        self._check_padding(config)
         self.positions = longest_input(config)
         if lengthened:
             self.tokenizer.model_max_length = max(max_seq_length, self.tokenizer.model_max_length)
         elif max_seq_length > self.positions:
             raise ValueError(
-                f"--max_seq_length {max_seq_length} is beyond {name}, which takes up to {self.positions} tokens: pass "
-                f"--max_seq_length {self.positions}, or lengthen the model first (S3BERT: resize_position_embeddings)."
+                f"--{length_argument} {max_seq_length} is beyond {name}, which takes up to {self.positions} tokens: pass "
+                f"--{length_argument} {self.positions}, or lengthen the model first (S3BERT: resize_position_embeddings)."
             )
         self.max_seq_length = min(max_seq_length, self.tokenizer.model_max_length)
         if self.max_seq_length < max_seq_length:
@@ -111,6 +125,27 @@ class StartingPoint:
 
     def __str__(self) -> str:
         return self.name + (" (itself finetuned)" if self.from_finetuned else "")
+
+    def _check_reads_texts(self, config: PreTrainedConfig) -> None:
+        check_no_decoder(self.name, config)
+        check_model_type(
+            self.name, config, AutoModelForSequenceClassification, "classifier of texts", self.trust_remote_code
+        )
+        if config.model_type in _OF_OTHER_INPUTS:
+            raise ValueError(
+                f"{self.name} is of type {config.model_type}, which reads no texts but {_OF_OTHER_INPUTS[config.model_type]}: name an "
+                "encoder of text, as BERT's or S3BERT's."
+            )
+
+    def _check_padding(self, config: PreTrainedConfig) -> None:
+        # Classifiers of language models read the last token, which they find by the padding that their configuration names.
+        of_last = type(config) in AutoModelForCausalLM._model_mapping
+        of_last = of_last and type(config) not in AutoModelForMaskedLM._model_mapping
+        if self.tokenizer.pad_token_id is None or (of_last and config.pad_token_id is None):
+            raise ValueError(
+                f"{self.name} ({config.model_type}) has no padding token, without which texts of several lengths are no batch: write one of "
+                "its tokens as pad_token into its tokenizer_config.json, and that token's number as pad_token_id into its config.json."
+            )
 
     def classifier(self, labels: Sequence[str] | None, seed: int) -> PreTrainedModel:
         """The checkpoint, float32, under a new classifier of those labels, or with one output for regression when None.
