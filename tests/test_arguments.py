@@ -5,7 +5,7 @@ import re
 import time
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import pytest
 from argument_classes import argument_classes, numbers
@@ -227,3 +227,21 @@ def test_every_number_of_every_command_has_a_range_and_keeps_to_it(kind):
 def test_a_list_that_has_values_by_default_is_not_emptied():
     with pytest.raises(ValueError, match="learning_rate: give at least one value"):
         GridConfig("x", learning_rate=[])
+
+
+@pytest.mark.parametrize("kind", argument_classes(), ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_no_text_of_any_command_is_empty(kind):
+    required = {entry.name: "x" for entry in fields(kind) if entry.default is entry.default_factory is MISSING}
+    for entry in fields(kind):
+        hints = str(get_type_hints(kind)[entry.name])
+        if "str" not in hints or entry.default == "":
+            continue
+        empty = [""] if "list" in hints else ""
+        with pytest.raises(ValueError, match=f"^{entry.name} is empty, as a shell variable that is not set leaves it"):
+            kind(**required | {entry.name: empty})
+
+
+@pytest.mark.parametrize("name", ["seed", "learning_rate", "per_device_train_batch_size", "num_train_epochs"])
+def test_a_value_of_a_grid_is_given_once(name):
+    with pytest.raises(ValueError, match=f"^{name} = 1 2 1: 1 stands there twice; give it once."):
+        GridConfig("x", **{name: [1, 2, 1]})

@@ -103,10 +103,11 @@ def option(
 
 
 class Arguments:
-    """The base of the commands' dataclasses. Numbers lie in the ranges of their options.
+    """The base of the commands' dataclasses. Numbers lie in the ranges of their options, a list has each once, and no text is empty.
 
     Raises:
-        ValueError: a number does not, is not finite or has more than 64 bits; a list that has values by default has none.
+        ValueError: a number does not, is not finite or has more than 64 bits; a list has one twice, or none where it has values by
+            default; a text is empty, unless it is by default.
     """
 
     def __post_init__(self) -> None:
@@ -114,10 +115,20 @@ class Arguments:
             value = getattr(self, entry.name)
             if value == [] and entry.default_factory is not MISSING and entry.default_factory():
                 raise ValueError(f"{entry.name}: give at least one value.")
+            values = value if isinstance(value, list) else [value]
+            if any(isinstance(text, str) and not text.strip() and text != entry.default for text in values):
+                optional = "" if entry.default is entry.default_factory is MISSING else ", or leave it out"
+                raise ValueError(
+                    f"{entry.name} is empty, as a shell variable that is not set leaves it: give a value{optional}."
+                )
+            if twice := [one for one in values if isinstance(one, int | float) and values.count(one) > 1]:
+                raise ValueError(
+                    f"{entry.name} = {' '.join(map(str, values))}: {twice[0]} stands there twice; give it once."
+                )
             allowed = entry.metadata.get("range")
             if allowed is None:
                 continue
-            for number in value if isinstance(value, list) else [value]:
+            for number in values:
                 if isinstance(number, int) and number.bit_length() > 63:
                     raise ValueError(f"{entry.name}: a number of more than 64 bits; must be {allowed}.")
                 if number is not None and number not in allowed:

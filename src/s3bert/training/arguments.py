@@ -223,7 +223,7 @@ class GridConfig(TrainingConfig):
         self.trials()
 
     def trials(self) -> dict[str, TrainingConfig]:
-        """The trainings of the grid by trial name, seeds innermost; values given twice count once."""
+        """The trainings of the grid by trial name, seeds innermost."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         trials = {}
         for combination in itertools.product(*(getattr(self, name) for name in _GRID)):
