@@ -118,18 +118,47 @@ def test_a_folder_name_with_glob_characters_is_taken_literally(tmp_path):
         ("txt", "one\n\nthrée\n"),
         ("jsonl", '{"text": "one", "n": 1}\n{"text": "", "n": 2}\n{"text": "thr\\u00e9e", "n": 3}\n'),
         ("json", '[{"text": "one"}, {"text": ""}, {"text": "thrée"}]'),
-        ("csv", "n,text\n1,one\n2,\n3,thrée\n"),
-        ("tsv", "n\tline\n1\tone\n2\t\n3\tthrée\n"),
+        ("csv", "n,text\n1,one\n2, \n3,thrée\n"),
+        ("tsv", "n\tline\n1\tone\n2\t \n3\tthrée\n"),
     ],
 )
 def test_every_format_gives_the_same_rows(tmp_path, extension, content, packed, streaming):
     file = write(tmp_path / f"some.{extension}{packed}", content)
-    assert rows(Source(str(file)), streaming=streaming) == ["one", "", "thrée"]
+    assert [text.strip() for text in rows(Source(str(file)), streaming=streaming)] == ["one", "", "thrée"]
 
 
 def test_parquet_is_read(tmp_path):
-    Dataset.from_dict({"text": ["one", None, "three"], "n": [1, 2, 3]}).to_parquet(tmp_path / "train.parquet")
+    Dataset.from_dict({"text": ["one", "", "three"], "n": [1, 2, 3]}).to_parquet(tmp_path / "train.parquet")
     assert rows(Source(str(tmp_path)), streaming=True) == ["one", "", "three"]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["loaded", "streamed"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("b.jsonl", '{"text": "one", "n": 1}\n{"n": 2}\n'),
+        ("b.jsonl", '{"text": "", "n": 1}\n{"text": null, "n": 2}\n'),
+        ("b.csv", "n,text\n1,one\n2,\n"),
+        ("b.tsv", "n\ttext\n1\tone\n2\tNA\n"),
+    ],
+)
+def test_a_row_without_a_text_is_named_with_its_file(tmp_path, name, content, streaming):
+    file = write(tmp_path / name, content)
+    write(tmp_path / f"a{file.suffix}", "".join(content.splitlines(True)[:-1]))  # all but that row
+    with pytest.raises(
+        ValueError, match=r"/b\.\w+, row 2 \(counted from 1, .*\) has no text in column 'text' .*: fill"
+    ):
+        rows(Source(str(tmp_path)), streaming=streaming)
+
+
+def test_a_first_row_without_a_text_and_one_of_parquet_are_named_too(tmp_path):
+    first = write(tmp_path / "a.jsonl", '{"text": null, "n": "x"}\n{"text": "one", "n": "y"}\n')
+    Dataset.from_dict({"text": ["one", None]}).to_parquet(tmp_path / "train.parquet")
+    for file, row in ((first, 1), (tmp_path / "train.parquet", 2)):
+        with pytest.raises(ValueError, match=f"{file.name}, row {row} "):
+            rows(Source(str(file)), streaming=True)
+    with pytest.raises(ValueError, match="data source Salesforce/wikitext, row 2 "):
+        list(text_batches(Source("Salesforce/wikitext"), Dataset.from_dict({"text": ["one", None]})))
 
 
 def test_a_subfolder_is_named_as_a_configuration(tmp_path):
@@ -172,8 +201,17 @@ FAULTS = {
     ),
     "ragged csv": (lambda d: write(d / "a.csv", "text,n\nx,1\ny,1,2,3\n"), OSError, r"a\.csv: .*line 3"),
     "not parquet": (lambda d: write(d / "a.parquet", "PAR1 no"), OSError, r"cannot read .*a\.parquet"),
-    "empty file": (lambda d: write(d / "a.txt", ""), ValueError, "split 'train' is empty"),
+    "empty file": (
+        lambda d: write(d / "a.txt", ""),
+        ValueError,
+        r"split 'train' is empty, for .*a\.txt holds no bytes; name a file",
+    ),
     "empty gzip": (lambda d: write(d / "a.jsonl.gz", ""), ValueError, "split 'train' is empty"),
+    "a header alone": (
+        lambda d: write(d / "a.csv", "text,n\n"),
+        ValueError,
+        "there is not one row in it, a header aside; name a file that has some",
+    ),
     "mixed kinds": (lambda d: [write(d / n, "x") for n in ("a.txt", "b.csv")], ValueError, r"mixes \.txt and \.csv"),
     "a file of other columns": (
         lambda d: [write(d / "a.jsonl", '{"text": "a"}\n'), write(d / "b.jsonl", '{"text": "b", "n": 1}\n')],

@@ -45,8 +45,16 @@ SHARD_NUMBER = re.compile(r"[-_.]?\d+(-of-\d+)?$")
 READ_SIZE = 1 << 20  # bytes a read while looking for what is wrong with a file
 
 
+COUNTED = "counted from 1, a header not among them"  # how rows are, in errors
+_NO_ROWS = "there is not one row in it, a header aside; name a file that has some"
+
+
 class NoTextColumnError(ValueError):
-    """A split without a column of text that can be told from the others."""
+    """A split without a column of text that can be told from the others, or without rows."""
+
+
+class RowWithoutTextError(ValueError):
+    """A row whose text is missing or null."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +224,10 @@ def load_files(
         )
     for split, group in files.items():
         if all(_is_empty(file) for file in group):
+            hold = "holds" if len(group) == 1 else "hold"
             raise ValueError(
-                f"data source {source}: split {split!r} is empty ({', '.join(map(str, group))} hold no bytes)"
+                f"data source {source}: split {split!r} is empty, for {', '.join(map(str, group))} {hold} no bytes; name a file that has "
+                "some"
             )
     builder, options = FORMATS[formats[0]]
     # an empty shard among full ones has no columns, which the readers take for a fault
@@ -248,6 +258,8 @@ def clear_errors(source: Source, files: list[Path] | None = None) -> Iterator[No
         yield
     except NoTextColumnError as error:
         raise NoTextColumnError(f"data source {source}: {error}") from None
+    except RowWithoutTextError:
+        raise
     except Exception as error:
         if isinstance(error, datasets.exceptions.DatasetNotFoundError):
             raise FileNotFoundError(
@@ -257,6 +269,8 @@ def clear_errors(source: Source, files: list[Path] | None = None) -> Iterator[No
         files = files if files is not None else local_files(source)
         for file in files:
             _raise_what_is_wrong(file)
+        if files and "corresponds to no data" in str(error):  # of `datasets`, on tables without rows
+            raise ValueError(f"data source {source}: {_NO_ROWS}") from error
         if files:
             cause = " ".join(str(error.__cause__ or error).split())
             raise OSError(f"data source {source}: cannot read {', '.join(map(str, files[:3]))}: {cause}") from error
@@ -325,16 +339,23 @@ def _check_lines(file: Path, data: bytes, position: int, line: int) -> None:
 
 
 def text_column(dataset: Dataset | IterableDataset) -> str:
-    """Name of the column to read: `text`, or else the only column of strings; NoTextColumnError listing the columns otherwise."""
+    """Name of the column to read: `text`, or else the only column of strings; NoTextColumnError listing the columns otherwise.
+
+    One of nulls alone, as far as it is known, may be of strings.
+    """
     if dataset.features is not None:
         columns = list(dataset.features)
         types = {name: getattr(feature, "dtype", None) for name, feature in dataset.features.items()}
         strings = [name for name in columns if types[name] in ("string", "large_string")]
+        nulls = [name for name in columns if types[name] == "null"]
     else:  # streamed, the types are known only from the first row
-        first = next(iter(dataset), {})
+        first = next(iter(dataset), None)
+        if first is None:
+            raise NoTextColumnError(_NO_ROWS)
         columns = list(first)
         strings = [name for name in columns if isinstance(first[name], str)]
-    if "text" in strings:
+        nulls = [name for name in columns if first[name] is None]
+    if "text" in strings + nulls:
         return "text"
     if len(strings) == 1:
         return strings[0]
@@ -345,11 +366,34 @@ def text_column(dataset: Dataset | IterableDataset) -> str:
 
 
 def text_batches(source: Source, dataset: Dataset | IterableDataset, batch_size: int = 512) -> Iterator[list[str]]:
-    """Texts of one split in order, in lists of up to `batch_size` rows, whatever its size on the disk; a null is ''."""
+    """Texts of one split in order, in lists of up to `batch_size` rows, whatever its size on the disk.
+
+    Raises RowWithoutTextError where one is missing or null, which '' is not.
+    """
     with clear_errors(source):
-        column = text_column(dataset)
+        column, rows = text_column(dataset), 0
         for table in dataset.select_columns([column]).with_format("arrow").iter(batch_size=batch_size):
-            yield [text or "" for text in table.column(column).to_pylist()]
+            texts = table.column(column).to_pylist()
+            if None in texts:
+                where = (
+                    _row_without_text(source, column) or f"data source {source}, row {rows + texts.index(None) + 1:,}"
+                )
+                raise RowWithoutTextError(
+                    f"{where} ({COUNTED}) has no text in column {column!r} (an empty cell, or NA and the like in a CSV): fill it in, or "
+                    "take the row out."
+                )
+            yield texts
+            rows += len(texts)
+
+
+def _row_without_text(source: Source, column: str) -> str:
+    """File and number of a local source's first row without a text; '' where no file is here."""
+    for file in local_files(source):
+        rows = load_files({"train": [file]}, source, streaming=True)["train"] if not _is_empty(file) else []
+        for number, row in enumerate(rows, 1):
+            if row.get(column) is None:
+                return f"{file}, row {number:,}"
+    return ""
 
 
 def fingerprint(source: Source, known: dict[str, list] | None = None) -> str:

@@ -9,13 +9,12 @@ import numpy as np
 from datasets import ClassLabel, Dataset
 
 from s3bert.arguments import close_match
-from s3bert.data.sources import Source, load_files, load_source, local_files, parse_sources
+from s3bert.data.sources import COUNTED, Source, load_files, load_source, local_files, parse_sources
 
 from .glue import GlueTask
 
 
 UNLABELLED = -100  # the label of rows to predict, where a test set has no column of labels
-_COUNTED = "counted from 1, a header not among them"
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def _labels(rows: Dataset, column: str, where: str) -> list[str]:
     for number, label in enumerate(labels, 1):
         if not isinstance(label, int | str):
             raise ValueError(
-                f"{where}, row {number} ({_COUNTED}): label {label!r} in column {column!r}, which must be a string or an integer. "
+                f"{where}, row {number} ({COUNTED}): label {label!r} in column {column!r}, which must be a string or an integer. "
                 "Write classes as words, or name another --label_column."
             )
     return [str(label) for label in labels]
@@ -168,9 +167,7 @@ def _check_filled(values: Sequence[object], where: str, what: str) -> None:
     ]
     if empty:
         more = f", nor have {len(empty) - 1:,} more" if len(empty) > 1 else ""
-        raise ValueError(
-            f"{where}, row {empty[0]:,} ({_COUNTED}) has no {what}{more}: fill it in, or take the row out."
-        )
+        raise ValueError(f"{where}, row {empty[0]:,} ({COUNTED}) has no {what}{more}: fill it in, or take the row out.")
 
 
 def _classes(labels: Sequence[str], feature: object) -> list[str]:
@@ -184,7 +181,7 @@ def _numbers(labels: Sequence[str], numbers: Mapping[str, int], where: str) -> l
     for row, label in enumerate(labels, 1):
         if label not in numbers:
             raise ValueError(
-                f"{where}, row {row:,} ({_COUNTED}): label {label!r}, which no training row has; the classes there are "
+                f"{where}, row {row:,} ({COUNTED}): label {label!r}, which no training row has; the classes there are "
                 f"{', '.join(numbers)}. Correct it, take the row out, or add such rows to the training file."
             )
     return [numbers[label] for label in labels]
