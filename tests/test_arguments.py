@@ -91,7 +91,11 @@ def test_mistakes_on_the_command_line_are_named(words, message, capsys):
     [
         ("output_dirr: x\n", "unknown key 'output_dirr'. Did you mean output_dir?"),
         ("- a list\n", "must hold `name: value` lines"),
-        ("output_dir: [unclosed\n", "cannot read the configuration file"),
+        (
+            "epochs: [1]\noutput_dir: [unclosed\n",
+            "wrong.yaml: not YAML that is taken here (line 3, column 1: expected ',' or ']', but",
+        ),
+        ("output_dir: x\nlearning_rate: abc\n", "wrong.yaml: argument --learning_rate: invalid float value: 'abc'"),
         ("output_dir: 2026-02-30\n", "not YAML that is taken here (day is out of range"),
         ("output_dir: !!bool x\n", "not YAML that is taken here"),
         ("extra: " + "[" * 9999, "not YAML that is taken here (maximum recursion"),

@@ -58,6 +58,14 @@ def test_a_folder_in_use_names_its_process_and_is_free_once_that_is_killed(holde
     assert not list((tmp_path / "run").iterdir())
 
 
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that not even root writes into")
+@pytest.mark.parametrize(("folder", "what"), [("/sys/run", "made"), ("/sys/kernel", "written into")])
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(folder, what):
+    told = rf"^{folder} cannot be {what} \(.*\): name another folder, where you may write"
+    with pytest.raises(OSError, match=told), locked_folder(Path(folder)):
+        pass
+
+
 @pytest.mark.parametrize("note", ["", "[]", "{}", "\0"])
 def test_who_has_the_folder_may_be_unknown(note, holder, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)

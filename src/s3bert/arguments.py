@@ -186,17 +186,11 @@ def parse_arguments(
     files = [values for name, values in given if name == "config"]
     if files and len(files[-1]) != 1:
         parser.error("argument --config: expected one file")
-    entries = _file_options(parser, files[-1][0], names) if files else []
+    entries = _file_options(parser, files[-1][0], argument_classes) if files else []
     for name, values in given:
         if name != "config":
             entries += _our_option(parser, name, values, names, f"unknown argument --{name}")
-    # `--name=value` for one value, which may then begin with a dash.
-    words = [
-        word
-        for name, values in entries
-        for word in ([f"--{name}={values[0]}"] if len(values) == 1 else [f"--{name}", *values])
-    ]
-    found = vars(parser.parse_args(words))
+    found = vars(parser.parse_args(_words(entries)))
     return tuple(
         argument_class(**{entry.name: found[entry.name] for entry in fields(argument_class) if entry.name in found})
         for argument_class in argument_classes
@@ -210,7 +204,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=36, width=110)
 
 
-def _parser(argument_classes: tuple[type, ...], description: str | None) -> argparse.ArgumentParser:
+def _parser(argument_classes: tuple[type, ...], description: str | None, whole: bool = True) -> argparse.ArgumentParser:
+    """
+    Args:
+        whole: what it reads is all that is given; else arguments may be missing, and it raises its errors.
+    """
     usage = "%(prog)s [--config FILE.yaml] [--name value ...]"
     parser = argparse.ArgumentParser(
         description=description,
@@ -218,6 +216,7 @@ def _parser(argument_classes: tuple[type, ...], description: str | None) -> argp
         formatter_class=_Help,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+        exit_on_error=whole,
     )
     parser.add_argument(
         "--config",
@@ -233,7 +232,7 @@ def _parser(argument_classes: tuple[type, ...], description: str | None) -> argp
             default = entry.default if entry.default_factory is MISSING else entry.default_factory()
             notes = ["required" if required else _default_in_words(default), str(entry.metadata.get("range", ""))]
             text = f"{entry.metadata['help']} ({'; '.join(filter(None, notes))})".removesuffix(" ()")
-            group.add_argument(f"--{entry.name}", help=text, required=required, **_kind(types[entry.name]))
+            group.add_argument(f"--{entry.name}", help=text, required=required and whole, **_kind(types[entry.name]))
     return parser
 
 
@@ -270,6 +269,15 @@ def boolean(text: str) -> bool:
 def number(text: str) -> int | float:
     """An integer where it is written as one."""
     return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+
+
+def _words(entries: list[tuple[str, list[str]]]) -> list[str]:
+    """Names with their values as argparse reads them: `--name=value` for one value, which may then begin with a dash."""
+    return [
+        word
+        for name, values in entries
+        for word in ([f"--{name}={values[0]}"] if len(values) == 1 else [f"--{name}", *values])
+    ]
 
 
 def _options(parser: argparse.ArgumentParser, words: list[str]) -> list[tuple[str, list[str]]]:
@@ -330,11 +338,17 @@ def _read_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     # What is no YAMLError comes from its constructors, of dates as 2026-02-30 and tags as `!!bool x`, or from its depth.
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not YAML that is taken here ({error})") from error
+        said = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            said = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
+        raise ValueError(f"not YAML that is taken here ({said})") from error
 
 
-def _file_options(parser: argparse.ArgumentParser, name: str, names: set[str]) -> list[tuple[str, list[str]]]:
-    """A YAML file's entries as command-line words, so that one parser converts and checks both."""
+def _file_options(
+    parser: argparse.ArgumentParser, name: str, argument_classes: tuple[type, ...]
+) -> list[tuple[str, list[str]]]:
+    """A YAML file's entries as command-line words, so that one parser converts and checks both; a wrong one ends with the file's name."""
+    names = {entry.name for argument_class in argument_classes for entry in fields(argument_class)}
     try:
         file = find_recipe(name)
         entries = read_entries(file)
@@ -348,6 +362,10 @@ def _file_options(parser: argparse.ArgumentParser, name: str, names: set[str]) -
             options += _our_option(parser, str(name), words, names, f"{file}: unknown key {name!r}")
         elif name not in names:
             parser.error(f"{file}: unknown key {name!r}.{close_match(str(name), names)}")
+    try:
+        _parser(argument_classes, None, whole=False).parse_known_args(_words(options))
+    except argparse.ArgumentError as error:
+        parser.error(f"{file}: {error}")
     return options
 
 

@@ -34,6 +34,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
     Raises:
         ValueError: another process has locked it; the message says which. A file is in its place.
+        OSError: it cannot be made, or nothing written into it.
     """
     lock = FileLock(folder / ".run.lock", timeout=_PATIENCE, is_singleton=True)
     if lock.is_locked:
@@ -46,6 +47,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
         raise ValueError(
             f"{folder} cannot be a folder, for a file lies there or above it: name another one."
         ) from error
+    except OSError as error:
+        raise OSError(
+            f"{folder} cannot be made ({error.strerror}): name another folder, where you may write."
+        ) from error
     try:
         try:
             lock.acquire()
@@ -56,6 +61,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
                 f"{folder} is in use: {who} writes into it. Two at once would overwrite one another's files: wait for its end or "
                 f"end it, or name another folder{remedy}."
             ) from None
+        except OSError as error:
+            raise OSError(
+                f"{folder} cannot be written into ({error.strerror}): name another folder, where you may write."
+            ) from error
         with _held(lock):
             yield
     finally:

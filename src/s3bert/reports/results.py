@@ -78,7 +78,10 @@ def read_run(folder: Path) -> dict[str, Any]:
             results["command"] = shlex.join(_without_home(shlex.split(results["command"])))
         run = {"arguments": _without_home(arguments)} | _without_home(results)
         if not _contents(run):
-            raise ValueError(f"{files[0]} has none of {', '.join(REPORTS)}: no report tells of such a run.")
+            raise ValueError(
+                f"{files[0]} is of a run that no report tells of, as a pretraining, whose page is its README.md: add those of the commands "
+                "that s3bert report --help names."
+            )
         REPORTS[_contents(run)].sections({folder.name: run})
     return run
 
