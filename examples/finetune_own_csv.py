@@ -22,7 +22,18 @@ def main():
     arguments = parser.parse_args()
 
     builder = "csv" if Path(arguments.data).suffix == ".csv" else "json"
-    rows = load_dataset(builder, data_files=arguments.data, split="train").class_encode_column("label")
+    rows = load_dataset(builder, data_files=arguments.data, split="train")
+    for column in ("text", "label"):
+        if column not in rows.column_names:
+            parser.error(
+                f"{arguments.data} has no column {column}, only {', '.join(rows.column_names)}: rename one to it."
+            )
+        for number, value in enumerate(rows[column], 1):
+            if value is None or value != value or not str(value).strip():
+                parser.error(
+                    f"{arguments.data}, row {number} behind the header has no {column}: fill it in, or take the row out."
+                )
+    rows = rows.class_encode_column("label")
     labels = rows.features["label"].names
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     rows = rows.map(lambda batch: tokenizer(batch["text"], truncation=True), batched=True)

@@ -280,3 +280,22 @@ def test_readme_lists_every_command():
 def test_links_of_readme_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8")):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("words,label\na,x\nb,y\n", "rows.csv has no column text, only words, label: rename one to it."),
+        ("text,label\na,x\nb,\n", "rows.csv, row 2 behind the header has no label: fill it in, or take the row out."),
+        ("text,label\na,1\n,2\n", "rows.csv, row 2 behind the header has no text: fill it in, or take the row out."),
+    ],
+)
+def test_the_example_of_ones_own_csv_names_what_a_row_lacks(content, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "rows.csv").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    words = ["finetune_own_csv.py", "--model", "none", "--data", "rows.csv", "--output_dir", "run"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "examples" / "finetune_own_csv.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
