@@ -419,7 +419,8 @@ def test_a_tokenizer_larger_than_the_checkpoints_vocabulary_is_refused(pretraine
 def test_a_run_that_goes_on_keeps_the_vocabulary_of_its_checkpoint(pretrained, tmp_path):
     text = ["--dataset_name", "synthetic", "--vocab_size", "700", "--max_seq_length", "32", "--max_train_samples", "60"]
     start = ["--model_name_or_path", str(pretrained), *SHORT]
-    pretrain_mlm.main([*text, *start, "--output_dir", str(tmp_path / "run")])
+    for _ in range(2):  # the second time its corpus is found again
+        pretrain_mlm.main([*text, *start, "--output_dir", str(tmp_path / "run"), "--resume_from_checkpoint", "latest"])
     own, kept = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in (pretrained, tmp_path / "run"))
     assert kept == own
 

@@ -166,6 +166,12 @@ def test_an_evaluation_decodes_what_is_predicted_and_never_waits_to_know_how_man
     assert counter.found == 0
 
 
+def test_text_that_the_tokenizer_knows_nothing_of_is_refused():
+    unknown = [np.full(12, TOKENIZER.unk_token_id)] * 3
+    with pytest.raises(ValueError, match=r"no token to predict, .*: give text that the tokenizer knows, or another"):
+        MlmEvaluation(unknown, Masking.for_tokenizer(TOKENIZER), batch_size=2)
+
+
 @pytest.mark.parametrize("probability", [0, 1, 15])
 def test_a_masking_share_outside_0_to_1_is_refused(probability):
     with pytest.raises(ValueError, match=f"mlm_probability = {probability}: give a share between 0 and 1"):

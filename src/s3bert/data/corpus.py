@@ -136,7 +136,7 @@ def _rows_to_hold_out(source: Source, train: Dataset | IterableDataset, argument
         )
     if rows < 2:
         raise ValueError(
-            f"data source {source} has {rows} row of text (a line of a .txt file is one), too few to hold some out: give "
+            f"data source {source} has {rows} row{'s' * (rows != 1)} of text (a line of a .txt file is one), too few to hold some out: give "
             "more text, or a validation_file"
         )
     return max(1, rows * arguments.validation_split_percentage // 100)

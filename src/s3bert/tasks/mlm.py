@@ -138,6 +138,9 @@ class MlmEvaluation:
     Args:
         blocks: the held-out split. masking: how to mask. batch_size: sequences at once on one process.
         max_blocks: how many blocks to use at most, spread evenly over the split.
+
+    Raises:
+        ValueError: no block has a token to predict, as where the tokenizer knows none of the text's words.
     """
 
     def __init__(self, blocks: Blocks, masking: Masking, batch_size: int, max_blocks: int | None = None):
@@ -151,6 +154,11 @@ class MlmEvaluation:
                 :, 0
             ]  # known here, they need not be found on a device
             self.batches.append(batch | {"places": places, "targets": batch["labels"].flatten()[places]})
+        if not any(len(batch["targets"]) for batch in self.batches):
+            raise ValueError(
+                "The held-out blocks have no token to predict, special and unknown ones alone: give text that the tokenizer knows, or "
+                "another --tokenizer_name."
+            )
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
