@@ -16,6 +16,7 @@ import doctest
 import importlib
 import io
 import itertools
+import os
 import re
 import runpy
 import shlex
@@ -277,9 +278,13 @@ def test_readme_lists_every_command():
     assert Counter(listed) == Counter(list(COMMANDS))
 
 
-def test_links_of_readme_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8")):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_not_through_symbolic_links_which_github_does_not_follow(page):
+    for target in re.findall(r"\]\(([^)#]+)", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        if not target.startswith("https://"):
+            file = Path(os.path.normpath(page.parent.resolve() / target))
+            assert file.exists(), target
+            assert file == file.resolve(), f"{target} leads through a symbolic link"
 
 
 @pytest.mark.parametrize(
