@@ -139,6 +139,10 @@ def test_the_report_tells_medians_quartiles_and_ratios_of_rounds():
     assert "| s3bert | 5 | - |" in text
     assert "| s3bert | 2 | 1 | 3.22 | - |" in text
     assert "- longformer, not measured at 512: too short." in text
+    assert "| 512 | 1024 | exponent of time per token, from 512 |" in text
+    assert "- In inference S3BERT's filters are folded (`fold_filters`), except in ONNX Runtime." in text
+    longer = {"settings": settings, "machine": machine, "speed": speed[1:2], "memory": []}
+    assert "| 1024 | exponent of time per token, from 1024 |" in speed_report(longer)
 
 
 def test_steps_are_timed_in_turn_for_as_long_as_asked():

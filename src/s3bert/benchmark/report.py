@@ -115,6 +115,9 @@ def _conditions(results: Record) -> str:
         "quartiles. Padding counts as tokens.",
     ]
     engines = dict.fromkeys(map(engine_of, results["speed"]))
+    if any((record["model"], record["mode"]) == ("s3bert", "inference") for record in results["speed"]):
+        by_onnx = ", except in ONNX Runtime" if {"onnx", "int8"} & {*engines} else ""
+        lines.append(f"In inference S3BERT's filters are folded (`fold_filters`){by_onnx}.")
     lines += [f"`{engine}`: {ENGINES[engine]}." for engine in engines if engine != "torch"]
     if generates:
         lines.append(
@@ -148,11 +151,12 @@ def _mode_sections(mode: str, results: Record, level: str) -> list[str]:
         value = time_exponent({length: seconds_per_token(r) for (name, length), r in speed.items() if name == model})
         return _NONE if value is None else f"{round(value, 2) + 0.0:+.2f}"  # no -0.00
 
+    first = min((length for length in lengths if length >= _EXPONENT_FROM), default=_EXPONENT_FROM)
     in_its_engine = " in the same engine" if any(engine_of(r) != "torch" for r in results["speed"]) else ""
     parts = [
         part(
             "Tokens per second, and half the distance of the quartiles",
-            [*map(str, lengths), "exponent of time per token, from 512"],
+            [*map(str, lengths), f"exponent of time per token, from {first}"],
             {model: [*cells(speed, model, _tokens_per_second), exponent(model)] for model in models},
         ),
         part(
