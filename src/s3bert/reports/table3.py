@@ -52,12 +52,17 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     models, tasks = list(results["models"]), results["tasks"]
     sections, shown = [results["budget"], f"`{results['command']}`"], list(tasks)
     if shown:
-        sections += [f"{level} GLUE, development sets", _measured(results)]
-        sections += ["\n".join(f"- {line}" for line in results["verdicts"])] * bool(results["verdicts"])
-        sections.append(
-            "The spread is a 95% interval (Student's t) over the seeds of finetuning. Each model was pretrained once: how much "
-            "another pretraining would change is not in it."
-        )
+        sections += [
+            f"{level} GLUE, development sets",
+            "Scores x 100; mean ± standard deviation over the seeds of finetuning.",
+        ]
+        sections.append(_measured(results))
+        if results["verdicts"]:
+            sections.append("\n".join(f"- {line}" for line in results["verdicts"]))
+            sections.append(
+                "The spread of a difference is half the width of its 95% interval (Student's t) over the same seeds."
+            )
+        sections.append("Each model was pretrained once: how much another pretraining would change is not shown.")
         notes = [f"- {task}: {note}" for task in shown for note in tasks[task]["not_the_official_data"]]
         sections += ["Not the official data:\n\n" + "\n".join(notes)] * bool(notes)
     if shown and set(shown) <= set(TABLE_3) and _trained(results) <= GLUE_SCORES.keys():
