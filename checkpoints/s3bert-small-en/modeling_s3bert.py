@@ -1254,7 +1254,7 @@ class MaskedLM(Head):
 
 
 class SequenceClassification(Head):
-    """A linear layer on the pooled first token: classification, or regression."""
+    """A linear layer on the pooled vector, see `classifier_pooling`: classification, or regression."""
 
     dropout: nn.Dropout
     classifier: nn.Linear
@@ -1383,7 +1383,7 @@ class QuestionAnswering(Head):
 
 
 class MultipleChoice(Head):
-    """One score for each choice, from the pooled first token."""
+    """One score for each choice, from the pooled vector, see `classifier_pooling`."""
 
     dropout: nn.Dropout
     classifier: nn.Linear
@@ -1990,7 +1990,8 @@ def is_plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
     """Whether reading the weights of `module` is the same as calling it.
 
     It is not for adapters (LoRA), quantised or parametrised layers, sharded weights, modules with hooks of their own, and
-    those whose `forward` was replaced (offloading does that).
+    those whose `forward` was replaced (offloading does that). Hooks on all modules at once, as `register_module_forward_hook` and
+    `FlopCounterMode` set them, do not count: what is measured is what runs, and they see no module that is read.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return (
@@ -2199,7 +2200,10 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     _supports_sdpa = True
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Transformers' check of `attn_implementation`: "eager", the default, or "sdpa" (see `apply_s3`).
+        """Transformers' check of `attn_implementation`: "eager", the default, or "sdpa", which acts on row attention alone.
+
+        It does so where queries are formed: under `implementation="direct"`, and where "auto" does without the low-rank form, as at
+        the default sizes with under 512 tokens in the batch, or compiled for an accelerator.
 
         Raises:
             ValueError: another implementation.
@@ -2220,6 +2224,8 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     @torch.no_grad()
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
         """Lengthens (or shortens) a trained model in place to sequences of `new_num_position_embeddings` tokens.
+
+        A tokenizer goes on truncating at its own length: set `tokenizer.model_max_length` too.
 
         The filters keep their taps at every lag they had, position embeddings and the per-position BatchNorm repeat
         cyclically; shortening crops all three. Landmarks are fractions of the length and stay. Inputs of up to half the
@@ -2257,7 +2263,7 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
 
         Args:
             lengths: each is served, and all below it; powers of two up to N where none is given. One kept filter takes
-                about 2 r H numbers for each token of its length, in every layer.
+                about 2 (r + 1) H numbers for each token of its length, in every layer; half of that where its length is N.
             max_bytes: no further length is kept beyond this size over all layers; the forwards that would use it
                 fold by themselves or do without.
 
@@ -2382,7 +2388,7 @@ class S3BertForMaskedLM(MaskedLM, S3BertPreTrainedModel):
 
 
 class S3BertForSequenceClassification(SequenceClassification, S3BertPreTrainedModel):
-    """S3BERT with a linear layer on the pooled first token: classification, or regression.
+    """S3BERT with a linear layer on the pooled vector (`classifier_pooling`): classification, or regression.
 
     Examples:
         >>> import torch
@@ -2427,7 +2433,7 @@ class S3BertForQuestionAnswering(QuestionAnswering, S3BertPreTrainedModel):
 
 
 class S3BertForMultipleChoice(MultipleChoice, S3BertPreTrainedModel):
-    """S3BERT with one score for each choice, from the pooled first token.
+    """S3BERT with one score for each choice, from the pooled vector (`classifier_pooling`).
 
     Examples:
         >>> import torch

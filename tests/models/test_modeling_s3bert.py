@@ -566,3 +566,22 @@ def test_a_misspelt_configuration_field_is_named_with_the_close_match(tiny_confi
     with pytest.raises(ValueError, match=r"'smoother_nrom'. Did you mean 'smoother_norm'"):
         transformers.AutoConfig.from_pretrained(tmp_path)
     assert tiny_config(num_labels=5, torch_dtype="float32", something_of_the_users=1).num_labels == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *((name, "'num_attention_heads'") for name in ("num_heads", "n_head", "n_heads")),
+        *((name, "'num_hidden_layers'") for name in ("num_layers", "n_layer", "n_layers")),
+        *((name, "'hidden_size'") for name in ("d_model", "n_embd", "dim")),
+        *((name, "'intermediate_size'") for name in ("d_ff", "ffn_dim")),
+        ("hidden_dim", "'hidden_size' or 'intermediate_size'"),
+        ("dropout", "'hidden_dropout_prob'"),
+        ("attention_dropout", "'attention_probs_dropout_prob'"),
+        *((name, "'max_position_embeddings'") for name in ("max_seq_length", "n_positions")),
+        ("row_samples", "'num_row_samples'"),
+    ],
+)
+def test_what_other_models_call_a_field_is_refused_with_its_name_here(tiny_config, name, meant):
+    with pytest.raises(ValueError, match=f"no field {name!r}. Did you mean {meant}[?]"):
+        tiny_config(**{name: 4})

@@ -10,12 +10,31 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 
+# What other models call our fields.
+_NAMES_ELSEWHERE = {
+    "hidden_size": "d_model dim embed_dim embedding_dim hidden_dim model_dim n_embd",
+    "num_hidden_layers": "depth encoder_layers n_layer n_layers num_encoder_layers num_layers",
+    "num_attention_heads": "encoder_attention_heads n_head n_heads nhead num_heads",
+    "intermediate_size": "d_ff dim_feedforward encoder_ffn_dim ffn_dim ffn_hidden_size hidden_dim n_inner",
+    "hidden_act": "activation activation_function hidden_activation",
+    "hidden_dropout_prob": "dropout dropout_rate dropout_prob embd_pdrop resid_pdrop",
+    "attention_probs_dropout_prob": "attention_dropout attention_probs_dropout attn_dropout attn_pdrop",
+    "max_position_embeddings": "max_seq_len max_seq_length max_sequence_length n_ctx n_positions",
+    "type_vocab_size": "num_token_types",
+    "layer_norm_eps": "layer_norm_epsilon norm_eps norm_epsilon",
+    "initializer_range": "init_std",
+    "num_segments": "segments",
+    "num_row_samples": "num_landmarks row_samples",
+    "num_column_samples": "column_samples",
+}
+
+
 @strict
 class CheckedConfig(PreTrainedConfig):
     """A configuration that refuses slips of names and values; subclasses say which counts and divisions theirs has.
 
     Raises:
-        ValueError: a keyword that is nearly a field's name, less than one label; wrapped by `huggingface_hub`'s strict dataclass
+        ValueError: a keyword that is nearly a field's name, or what other models call that field; less than one label; wrapped by `huggingface_hub`'s strict dataclass
             errors, a dropout rate outside 0..1, an epsilon or initial range that is none, a padding token outside the vocabulary.
     """
 
@@ -23,11 +42,13 @@ class CheckedConfig(PreTrainedConfig):
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __post_init__(self, **kwargs):
-        # Transformers keeps unknown keywords silently; one that is nearly a field's name is a slip.
+        # Transformers keeps unknown keywords as attributes, silently; one that means a field would change nothing.
         names = [entry.name for entry in fields(self)]
         for name in kwargs:
-            if close := get_close_matches(name, names, n=1, cutoff=0.85):
-                raise ValueError(f"{type(self).__name__} has no field {name!r}. Did you mean {close[0]!r}?")
+            meant = [own for own, others in _NAMES_ELSEWHERE.items() if own in names and name in others.split()]
+            if meant := meant or get_close_matches(name, names, n=1, cutoff=0.85):
+                known = " or ".join(map(repr, meant))
+                raise ValueError(f"{type(self).__name__} has no field {name!r}. Did you mean {known}?")
         super().__post_init__(**kwargs)
 
     @PreTrainedConfig.num_labels.setter  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ class EncoderConfig(CheckedConfig):
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1, what else `CheckedConfig` refuses; a
-            keyword that is nearly a field's name, less than one label (raised as they are).
+            keyword that is nearly a field's name, or what other models call it, less than one label (raised as they are).
     """
 
     vocab_size: int = 30522

@@ -43,7 +43,7 @@ class S3BertConfig(EncoderConfig):
 
     Raises (wrapped by `huggingface_hub`'s strict dataclass errors):
         ValueError: a size that does not divide, a rate outside 0..1, a count under 1, both attentions switched off; a
-            keyword that is nearly a field's name (raised as it is).
+            keyword that is nearly a field's name, or what other models call it (raised as it is).
 
     Examples:
         >>> from s3bert import S3BertConfig

@@ -153,7 +153,7 @@ class MaskedLM(Head):
 
 
 class SequenceClassification(Head):
-    """A linear layer on the pooled first token: classification, or regression."""
+    """A linear layer on the pooled vector, see `classifier_pooling`: classification, or regression."""
 
     dropout: nn.Dropout
     classifier: nn.Linear
@@ -282,7 +282,7 @@ class QuestionAnswering(Head):
 
 
 class MultipleChoice(Head):
-    """One score for each choice, from the pooled first token."""
+    """One score for each choice, from the pooled vector, see `classifier_pooling`."""
 
     dropout: nn.Dropout
     classifier: nn.Linear

@@ -182,7 +182,8 @@ def is_plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
     """Whether reading the weights of `module` is the same as calling it.
 
     It is not for adapters (LoRA), quantised or parametrised layers, sharded weights, modules with hooks of their own, and
-    those whose `forward` was replaced (offloading does that).
+    those whose `forward` was replaced (offloading does that). Hooks on all modules at once, as `register_module_forward_hook` and
+    `FlopCounterMode` set them, do not count: what is measured is what runs, and they see no module that is read.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return (

@@ -179,7 +179,7 @@ class PoNetForMaskedLM(MaskedLM, PoNetPreTrainedModel):
 
 
 class PoNetForSequenceClassification(SequenceClassification, PoNetPreTrainedModel):
-    """PoNet with a linear layer on the pooled first token: classification, or regression.
+    """PoNet with a linear layer on the pooled vector (`classifier_pooling`): classification, or regression.
 
     Examples:
         >>> import torch
@@ -224,7 +224,7 @@ class PoNetForQuestionAnswering(QuestionAnswering, PoNetPreTrainedModel):
 
 
 class PoNetForMultipleChoice(MultipleChoice, PoNetPreTrainedModel):
-    """PoNet with one score for each choice, from the pooled first token.
+    """PoNet with one score for each choice, from the pooled vector (`classifier_pooling`).
 
     Examples:
         >>> import torch

@@ -123,7 +123,10 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     _supports_sdpa = True
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Transformers' check of `attn_implementation`: "eager", the default, or "sdpa" (see `apply_s3`).
+        """Transformers' check of `attn_implementation`: "eager", the default, or "sdpa", which acts on row attention alone.
+
+        It does so where queries are formed: under `implementation="direct"`, and where "auto" does without the low-rank form, as at
+        the default sizes with under 512 tokens in the batch, or compiled for an accelerator.
 
         Raises:
             ValueError: another implementation.
@@ -144,6 +147,8 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
     @torch.no_grad()
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
         """Lengthens (or shortens) a trained model in place to sequences of `new_num_position_embeddings` tokens.
+
+        A tokenizer goes on truncating at its own length: set `tokenizer.model_max_length` too.
 
         The filters keep their taps at every lag they had, position embeddings and the per-position BatchNorm repeat
         cyclically; shortening crops all three. Landmarks are fractions of the length and stay. Inputs of up to half the
@@ -181,7 +186,7 @@ class S3BertPreTrainedModel(EncoderPreTrainedModel):
 
         Args:
             lengths: each is served, and all below it; powers of two up to N where none is given. One kept filter takes
-                about 2 r H numbers for each token of its length, in every layer.
+                about 2 (r + 1) H numbers for each token of its length, in every layer; half of that where its length is N.
             max_bytes: no further length is kept beyond this size over all layers; the forwards that would use it
                 fold by themselves or do without.
 
@@ -306,7 +311,7 @@ class S3BertForMaskedLM(MaskedLM, S3BertPreTrainedModel):
 
 
 class S3BertForSequenceClassification(SequenceClassification, S3BertPreTrainedModel):
-    """S3BERT with a linear layer on the pooled first token: classification, or regression.
+    """S3BERT with a linear layer on the pooled vector (`classifier_pooling`): classification, or regression.
 
     Examples:
         >>> import torch
@@ -351,7 +356,7 @@ class S3BertForQuestionAnswering(QuestionAnswering, S3BertPreTrainedModel):
 
 
 class S3BertForMultipleChoice(MultipleChoice, S3BertPreTrainedModel):
-    """S3BERT with one score for each choice, from the pooled first token.
+    """S3BERT with one score for each choice, from the pooled vector (`classifier_pooling`).
 
     Examples:
         >>> import torch
