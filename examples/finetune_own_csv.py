@@ -1,6 +1,9 @@
-"""Finetunes a checkpoint to classify your own rows: CSV or JSON lines with the columns `text` and `label`.
+r"""Finetunes a checkpoint to classify your own rows: CSV or JSON lines with the columns `text` and `label`.
 
-python examples/finetune_own_csv.py --model checkpoints/s3bert-small-en --data reviews.csv --output_dir runs/reviews
+python examples/finetune_own_csv.py --model checkpoints/s3bert-small-en --data reviews.csv --learning_rate 1e-3 \
+    --output_dir runs/reviews
+
+The checkpoint needs that rate: its weights have grown in pretraining, and steps of the usual 5e-5 hardly move them.
 """
 
 import argparse
