@@ -10,7 +10,8 @@ import yaml
 
 from s3bert.plots import subplots
 from s3bert.reports.instability import plot_instability
-from s3bert.reports.lra import lra_headline, lra_sections, lra_table, plot_learning_curves, steps_table
+from s3bert.reports.lra import lra_headline, lra_sections, lra_table, steps_table
+from s3bert.reports.lra_plots import plot_runs, short_names
 from s3bert.reports.published import ACCURACIES
 from s3bert.reports.results import add_run, compact_json, index, page, read_experiment, read_run, report_of
 
@@ -144,6 +145,19 @@ def test_accuracy_by_step_stands_beside_the_authors_curve_of_the_same_batch_size
     assert steps_table(trained(2000, 5.0, 3000, s3=0.4)) == "", "nothing to show of a run that was evaluated once"
 
 
+def test_a_name_in_a_plot_has_the_settings_that_tell_it_from_others():
+    paper, noisy = {"num_segments": 8, "smoother_dropout_prob": 0.5}, {"mixer": "s3", "noise": 8.0}
+    results = [
+        ("s3:num_segments=8,smoother_dropout_prob=0.5", {"mixer": "s3", "mixer_settings": paper}),
+        ("s3:num_segments=64,...", {"mixer": "s3", "mixer_settings": paper | {"num_segments": 64}}),
+        ("s3:..., noise 8", noisy | {"mixer_settings": paper}),
+        ("fmm:kernels=[elu]", {"mixer": "fmm", "mixer_settings": {"kernels": ["elu"]}}),
+        ("whole", {"mixer": "s3", "mixer_settings": paper}),
+    ]
+    assert short_names(results) == ["s3", "s3:num_segments=64", "s3, noise 8", "fmm:kernels=['elu']", "whole"]
+    assert short_names(results[:1]) == ["s3:smoother_dropout_prob=0.5"]
+
+
 def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
     experiment = {"title": "ListOps", "findings": [], "runs": {}}
     run = trained(2000, 5.0, 15_000, s3=0.4)
@@ -192,7 +206,7 @@ def test_a_run_of_the_instability_tells_no_accuracy_and_is_drawn(tmp_path):
     _, panels = subplots(1, 2, figsize=(8, 4))
     plot_instability(panels, "short", run["variants"])
     assert [list(line.get_xdata()) for line in panels[1].lines] == [[1.0, 1.0], [0.5, 1.0]]
-    plot_learning_curves(tmp_path / "plot.png", {"short": run})
+    plot_runs(tmp_path / "plot.png", {"short": run})
     assert (tmp_path / "plot.png").exists()
     noise = trained(256, 1.0, 600, s3=0.2) | {"comparison": "noise"}
     assert lra_headline({"noise-16": noise})[1] == "s3 20.00 (`noise-16`)", "without a run of mixers"

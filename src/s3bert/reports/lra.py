@@ -1,4 +1,4 @@
-"""Things trained alike, Long Range Arena's mixers for one: tables of accuracies, and learning curves (the S3Attention paper's Figure 3).
+"""Things trained alike, Long Range Arena's mixers for one: tables of accuracies.
 
 A run is what `s3bert lra` or `s3bert copy-task` keeps in its `all_results.json`; a variant is one of the things it compares.
 """
@@ -11,15 +11,14 @@ from statistics import mean
 from typing import Any
 
 from s3bert.files import mean_and_deviation, table
-from s3bert.plots import save, subplots
 from s3bert.training.processes import process_state
 
-from .instability import COLUMNS, instability_cells, instability_headline, instability_table, plot_instability
+from .instability import COLUMNS, instability_cells, instability_headline, instability_table
+from .lra_plots import authors_curve, plot_runs, short_names
 from .published import (
     Published,
     published_accuracies,
     published_change,
-    published_curve,
     published_incoherence,
     published_under_noise,
     trained_alike,
@@ -42,7 +41,7 @@ def write_report(folder: Path, what: Run, variants: Mapping[str, Any], wanted: i
     if not process_state().is_main_process:
         return
     run = {**what, "complete": len(variants) == wanted, "variants": variants}
-    plot_learning_curves(folder / "curves.png", {run["title"]: run})
+    plot_runs(folder / "curves.png", {run["title"]: run})
     write_run(folder, run, _parts(run), *arguments)
 
 
@@ -84,7 +83,8 @@ def _parts(run: Run) -> list[str]:
 
 
 def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
-    """The setting, and the best test accuracies of S3 and of the others, each with its run; without a run of mixers, the best of each run."""
+    """The setting, and test accuracies, each with its run: S3's where it was trained longest and the best of the others; without a run of
+    mixers, the least and the best of each run."""
     settings = [
         setting for run in runs.values() for result in run["variants"].values() for setting in result["settings"]
     ]
@@ -95,13 +95,15 @@ def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
     labels = [(name, label) for name, run in runs.items() for label in run["variants"]]
     mixers = [(name, label) for name, label in labels if _comparison(runs[name]) == "mixers"]
     if mixers:
-        is_s3 = {(name, label): label.partition(":")[0] == "s3" for name, label in mixers}
-        best = [_best(runs, [each for each in mixers if is_s3[each] is wanted]) for wanted in (True, False)]
+        s3 = [(name, label) for name, label in mixers if label.partition(":")[0] == "s3"]
+        most = max((_examples(runs[name]) for name, _ in s3), default=0)
+        longest = [(name, label) for name, label in s3 if _examples(runs[name]) == most]
+        best = [_best(runs, longest), _best(runs, [each for each in mixers if each not in s3])]
     else:
         best = [
             f"{instability_headline(run['variants'])} (`{name}`)"
             if _comparison(run) == "instability"
-            else _best(runs, [each for each in labels if each[0] == name])
+            else _extremes(name, run)
             for name, run in runs.items()
         ]
     return setting, "; ".join(filter(None, best))
@@ -109,15 +111,33 @@ def lra_headline(runs: Mapping[str, Run]) -> tuple[str, str]:
 
 def _best(runs: Mapping[str, Run], labels: Sequence[tuple[str, str]]) -> str:
     """The best test accuracy among variants, given by run and label; "" where none has one."""
-    tests = {
-        (name, label): _percentages(runs[name]["variants"][label]["settings"][0], "test_accuracy")
-        for name, label in labels
-    }
+    tests = {(name, label): _tests(runs[name]["variants"][label]) for name, label in labels}
     means = {variant: mean(values) for variant, values in tests.items() if values}
     if not means:
         return ""
     best = max(means, key=means.__getitem__)
     return f"{best[1]} {_accuracy(tests[best])} (`{best[0]}`)"
+
+
+def _extremes(name: str, run: Run) -> str:
+    """The least and the best test accuracy of a run's variants; "" where none has one."""
+    tests = {label: values for label, result in run["variants"].items() if (values := _tests(result))}
+    names = dict(zip(tests, short_names([(label, run["variants"][label]) for label in tests]), strict=True))
+    ordered = sorted(tests, key=lambda label: mean(tests[label]))
+    least_and_best = dict.fromkeys((*ordered[:1], *ordered[-1:]))
+    words = ", ".join(f"{names[label]} {_accuracy(tests[label])}" for label in least_and_best)
+    return f"{words} (`{name}`)" if words else ""
+
+
+def _tests(result: Mapping[str, Any]) -> list[float]:
+    """Test accuracies of a variant's best setting, one for each seed."""
+    return _percentages(result["settings"][0], "test_accuracy")
+
+
+def _examples(run: Run) -> int:
+    """Training examples that a run's longest trial has read."""
+    trials = [trial for result in run["variants"].values() for trial in result["settings"][0]["trials"]]
+    return max(trial["steps"] * trial["batch_size"] for trial in trials)
 
 
 def _comparison(run: Run) -> str:
@@ -233,7 +253,7 @@ def steps_table(run: Run) -> str:
             for record in trial["history"]:
                 if "eval_accuracy" in record:
                     points.setdefault(record["step"], []).append((100 * record["eval_accuracy"], record["eval_loss"]))
-    curve = _authors_curve(run)
+    curve = authors_curve({"": run})
     every = sorted({step for points in found.values() for step in points})
     if len(every) < 3:
         return ""
@@ -247,21 +267,6 @@ def steps_table(run: Run) -> str:
             row.append(f"{_accuracy(accuracies)}, {mean(losses):.3f}" if accuracies else "")
         rows.append([*row, *([f"{curve[step]:.1f}" if step in curve else ""] if curve else [])])
     return table(["step", *found, *(["the authors' S3, test"] if curve else [])], rows)
-
-
-def _authors_curve(run: Run) -> Mapping[int, float]:
-    """The authors' curve, where S3 is among the variants and all train with their batch size."""
-    sizes = {
-        setting["trials"][0]["batch_size"] for result in run["variants"].values() for setting in result["settings"]
-    }
-    mixers = {result.get("mixer") for result in run["variants"].values()}
-    if "task" not in run or "s3" not in mixers or len(sizes) > 1:
-        return {}
-    return published_curve(run["task"], run["length"], *sizes)
-
-
-def _last(run: Run) -> int:
-    return max(trial["steps"] for result in run["variants"].values() for trial in result["settings"][0]["trials"])
 
 
 def _has_incoherence(run: Run, label: str) -> bool:
@@ -280,42 +285,3 @@ def _percentages(setting: Mapping[str, Any], metric: str) -> list[float]:
 
 def _accuracy(values: Sequence[float]) -> str:
     return mean_and_deviation(values, ".2f") or "failed"
-
-
-def _has_a_plot(run: Run) -> bool:
-    trials = [trial for result in run["variants"].values() for trial in result["settings"][0]["trials"]]
-    return _comparison(run) == "instability" or any(len(trial["history"]) > 1 for trial in trials)
-
-
-def plot_learning_curves(file: Path, runs: Mapping[str, Run]) -> None:
-    """Draws validation accuracy and loss against optimiser steps, a row of panels a run: a colour a variant, a thin line a seed of its
-    best setting. Runs evaluated only once have no curve, and are left out where others have one. A run of the instability has its scores."""
-    runs = {name: run for name, run in runs.items() if _has_a_plot(run)} or runs
-    figure, rows = subplots(len(runs), 2, figsize=(13, 3.4 * len(runs) + 0.6), squeeze=False)
-    for panels, (title, run) in zip(rows, runs.items(), strict=True):
-        if _comparison(run) == "instability":
-            plot_instability(panels, title, run["variants"])
-            continue
-        title_of = {name: name.replace(",", ",\n") for name in run["variants"]}
-        for axes, (key, label, scale) in zip(
-            panels,
-            (("eval_accuracy", "validation accuracy (%)", 100), ("eval_loss", "validation loss (nats)", 1)),
-            strict=True,
-        ):
-            for number, (name, result) in enumerate(run["variants"].items()):
-                for place, trial in enumerate(result["settings"][0]["trials"]):
-                    points = [(record["step"], scale * record[key]) for record in trial["history"] if key in record]
-                    if points:
-                        size = 2 if len(points) > 1 else 5
-                        style = {"color": f"C{number}", "linewidth": 1, "marker": "o", "markersize": size}
-                        if number > 9:  # there are ten colours
-                            style |= {"linestyle": "--", "fillstyle": "none"}
-                        axes.plot(*zip(*points, strict=True), label=title_of[name] if place == 0 else None, **style)
-            if key == "eval_accuracy" and (curve := _authors_curve(run)):
-                points = [(step, value) for step, value in curve.items() if step <= _last(run)]
-                axes.plot(*zip(*points, strict=True), "kx:", linewidth=1, label="the authors' S3, test")
-                axes.legend(loc="lower right", fontsize="small", handles=axes.lines[-1:])
-            axes.set(xlabel="optimiser steps", ylabel=label, xlim=(0, None), title=title)
-            axes.grid(alpha=0.3)
-        panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
-    save(figure, file, dpi=110)

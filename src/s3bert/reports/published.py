@@ -63,7 +63,7 @@ ACCURACIES = (
     _Row("Skyformer", "skyformer", (38.69, 64.70, 82.06, 40.77, 70.73)),
 )
 # The mixers' defaults for what the papers set.
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "s3": {"num_segments": 8, "num_row_samples": 8, "num_column_samples": 8},
     "fmm": {"bandwidth": 5, "kernels": ["elu", "elu_flip"]},
     "skyformer": {"num_landmarks": 128},
@@ -183,7 +183,7 @@ def published_accuracies(task: str, mixer: str, settings: Mapping[str, Any]) -> 
 
     Other papers than S3Attention's are named.
     """
-    defaults = _DEFAULTS.get(mixer, {})
+    defaults = DEFAULTS.get(mixer, {})
     own = defaults | {name: value for name, value in settings.items() if not any(word in name for word in _ANY)}
     place, found = _TASKS.index(task), []
     for row in ACCURACIES:

@@ -23,7 +23,8 @@ from .causal_comparison import causal_headline, causal_sections, plot_causal
 from .documents import document_headline, document_sections, plot_accuracies
 from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .glue import glue_headline, glue_sections, plot_glue
-from .lra import lra_headline, lra_sections, plot_learning_curves
+from .lra import lra_headline, lra_sections
+from .lra_plots import plot_runs
 from .table3 import plot_comparison, table3_headline, table3_sections
 from .torture import plot_tries, torture_headline, torture_sections
 from .variance_shares import plot_variance, variance_headline, variance_sections
@@ -42,7 +43,7 @@ class Report(NamedTuple):
 
 # By what the runs' results hold.
 REPORTS = {
-    "variants": Report(lra_sections, plot_learning_curves, lra_headline),
+    "variants": Report(lra_sections, plot_runs, lra_headline),
     "attentions": Report(causal_sections, plot_causal, causal_headline),
     "horizons": Report(forecast_sections, plot_errors, forecast_headline),
     "models": Report(table3_sections, plot_comparison, table3_headline),
