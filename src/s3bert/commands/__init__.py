@@ -154,7 +154,7 @@ def _overview() -> str:
         [
             "usage: s3bert COMMAND [--config FILE.yaml] [--name value ...]",
             "",
-            "BERT for long inputs: attention in linear time (S3Attention), as a Transformers model.",
+            "BERT for long inputs, with S3Attention for self-attention, as a Transformers model.",
             "",
             *lines,
             "",

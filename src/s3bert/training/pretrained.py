@@ -9,7 +9,14 @@ from s3bert.files import reading
 
 
 # Without one of them Transformers makes a tokenizer of special tokens alone, or none.
-_VOCABULARY_FILES = ("tokenizer.json", "vocab.txt")
+_VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 
 
 def check_no_decoder(name: object, config: PreTrainedConfig) -> None:
