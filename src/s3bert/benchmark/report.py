@@ -200,41 +200,38 @@ def _relative(record: Record) -> str:
 
 
 def plot_speeds(file: Path, runs: Mapping[str, Record]) -> None:
-    """Draws tokens/s and peak memory against length, a row of panels for each benchmark and mode and a line for each model."""
-    modes = [
-        (name, results, mode)
-        for name, results in runs.items()
-        for mode in dict.fromkeys(r["mode"] for r in results["speed"])
-    ]
-    measures = {"tokens/s": ("speed", lambda r: 1 / seconds_per_token(r) if "seconds" in r else None)}
-    if any("peak_bytes" in record for results in runs.values() for record in results["memory"]):
-        label = "peak memory (MiB)"
-        measures[label] = ("memory", lambda r: r["peak_bytes"] / 2**20 if "peak_bytes" in r else None)
+    """Draws tokens/s and peak memory against length, a panel for each benchmark and mode that has them and a line for each model."""
+    measures = (
+        ("tokens/s", "speed", lambda r: 1 / seconds_per_token(r) if "seconds" in r else None),
+        ("peak memory (MiB)", "memory", lambda r: r["peak_bytes"] / 2**20 if "peak_bytes" in r else None),
+    )
+    drawn = []
+    for name, results in runs.items():
+        for mode in dict.fromkeys(record["mode"] for record in results["speed"]):
+            title = mode.replace("_", " ") + (f" ({name})" if len(runs) > 1 else "")
+            for label, part, value in measures:
+                points = [(r, value(r)) for r in results[part] if r["mode"] == mode and value(r) is not None]
+                drawn += [(title, label, mode, points)] if points else []
     models = list(dict.fromkeys(name_of(record) for results in runs.values() for record in results["speed"]))
-    size = (6.5 * len(measures) + 2, 4.2 * len(modes))
-    figure, panels = subplots(len(modes), len(measures), figsize=size, squeeze=False)
-    for (name, results, mode), row in zip(modes, panels, strict=True):
-        title = mode.replace("_", " ") + (f" ({name})" if len(runs) > 1 else "")
-        for (label, (part, value)), axes in zip(measures.items(), row, strict=True):
-            points = [(r, value(r)) for r in results[part] if r["mode"] == mode and value(r) is not None]
-            if not points:
-                axes.remove()
-                continue
-            for model in models:
-                line = sorted((r["length"], y) for r, y in points if name_of(r) == model)
-                axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
-            lengths = sorted({r["length"] for r, _ in points})
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.set_xticks(lengths, map(str, lengths))
-            xlabel = "tokens before the one that is generated" if mode == "generation" else "tokens of a sequence"
-            axes.set(xlabel=xlabel, ylabel=label, title=title)
-            axes.grid(alpha=0.3, which="both")
+    rows = -(-len(drawn) // 2)
+    figure, panels = subplots(rows, 2, figsize=(15, 4.2 * rows), squeeze=False)
+    for axes in panels.flat[len(drawn) :]:
+        axes.remove()
     handles = {}
-    for axes in panels.flat:
+    for (title, label, mode, points), axes in zip(drawn, panels.flat):
+        for model in models:
+            line = sorted((r["length"], y) for r, y in points if name_of(r) == model)
+            axes.plot(*zip(*line), label=model, **_line_style(model, models)) if line else None
+        lengths = sorted({r["length"] for r, _ in points})
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(lengths, map(str, lengths))
+        xlabel = "tokens before the one that is generated" if mode == "generation" else "tokens of a sequence"
+        axes.set(xlabel=xlabel, ylabel=label, title=title)
+        axes.grid(alpha=0.3, which="both")
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels())))
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     save(figure, file, dpi=110)

@@ -163,20 +163,26 @@ def _search(results: Mapping[str, Any], models: list[str]) -> str:
 
 
 def plot_comparison(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws held-out losses against steps and against time where there are logs, else as bars; below, the first comparison's scores,
-    where it has several models'."""
+    """Draws held-out losses against steps and against time where there are logs, else as dots; below, the first comparison's scores,
+    where it has several models'. A model's colour is the same in all comparisons, a comparison has its own kind of line."""
     first = next(iter(runs.values()))
     several = len(finetuned_models(first)) > 1
     figure, panels = subplots(1 + several, 2, figsize=(12, 5 + 4 * several), squeeze=False)
+    pretrained = [
+        (name, model, entry)
+        for name, results in runs.items()
+        for model, entry in results["models"].items()
+        if "untrained" not in entry
+    ]
+    models = [model for _, model, _ in pretrained]
+    colours, kinds = list(dict.fromkeys(models)), list(runs)
     losses, logs = {}, {}
-    for name, results in runs.items():
-        for model, entry in results["models"].items():
-            if "untrained" in entry:
-                continue
-            label = model if results is first else f"{model} ({name})"
-            losses[label] = entry["eval_loss"]
-            if records := results["jobs"][entry["job"]].get("log"):
-                logs[label] = records
+    for name, model, entry in pretrained:
+        label = model if runs[name] is first and models.count(model) == 1 else f"{model} ({name})"
+        losses[label] = entry["eval_loss"]
+        if records := runs[name]["jobs"][entry["job"]].get("log"):
+            line = {"color": f"C{colours.index(model)}", "linestyle": ("-", "--", "-.", ":")[kinds.index(name) % 4]}
+            logs[label] = line, records
     if logs:
         unigram = next(iter(first["models"].values()))["unigram_entropy"]
         _draw_curves(panels[0], logs, unigram)
@@ -195,9 +201,11 @@ def _whole_row(figure: Any, panels: Any, row: int) -> Any:
     return figure.add_subplot(grid[row, :])
 
 
-def _draw_curves(panels: Any, logs: Mapping[str, list[dict[str, Any]]], unigram_entropy: float) -> None:
-    """Held-out losses against optimiser steps and against the time spent training, side by side."""
-    for number, (model, records) in enumerate(logs.items()):
+def _draw_curves(
+    panels: Any, logs: Mapping[str, tuple[dict[str, str], list[dict[str, Any]]]], unigram_entropy: float
+) -> None:
+    """Held-out losses against optimiser steps and against the time spent training, side by side; the logs by label, with their style."""
+    for label, (style, records) in logs.items():
         points, seconds = [], 0.0
         for record in records:
             seconds = record.get("seconds", seconds)
@@ -205,7 +213,7 @@ def _draw_curves(panels: Any, logs: Mapping[str, list[dict[str, Any]]], unigram_
                 points.append((record["step"], seconds / 60, record["eval_loss"]))
         for column, axes in enumerate(panels):
             line = [(point[column], point[2]) for point in points]
-            axes.plot(*zip(*line), marker="o", markersize=3, color=f"C{number}", label=model)
+            axes.plot(*zip(*line), marker="o", markersize=3, label=label, **style)
     for axes, label in zip(panels, ("optimiser steps", "minutes of training"), strict=True):
         axes.axhline(unigram_entropy, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
         axes.set(xlabel=label, ylabel="held-out loss (nats)")
@@ -214,14 +222,19 @@ def _draw_curves(panels: Any, logs: Mapping[str, list[dict[str, Any]]], unigram_
 
 
 def _draw_losses(axes: Any, losses: Mapping[str, float]) -> None:
-    """A bar for each model's held-out loss; the axis begins near the least."""
-    bars = axes.barh([label.replace(",", ",\n") for label in losses], list(losses.values()), height=0.6)
-    axes.bar_label(bars, fmt="%.3f", padding=3, fontsize="small")
+    """A dot for each model's held-out loss."""
+    values = list(losses.values())
+    axes.plot(values, range(len(values)), "o")
+    for row, value in enumerate(values):
+        axes.annotate(
+            f"{value:.3f}", (value, row), xytext=(7, 0), textcoords="offset points", va="center", fontsize="small"
+        )
+    axes.set_yticks(range(len(values)), [label.replace(",", ",\n") for label in losses])
     axes.invert_yaxis()
     axes.tick_params("y", labelsize="x-small")
-    least, most = min(losses.values()), max(losses.values())
-    axes.set(xlabel="held-out loss (nats)", xlim=(least - 0.05 * most, most + 0.02 * most))
-    axes.grid(axis="x", alpha=0.3)
+    axes.margins(x=0.12, y=0.08)
+    axes.set(xlabel="held-out loss (nats)")
+    axes.grid(alpha=0.3)
 
 
 def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
