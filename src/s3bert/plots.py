@@ -22,3 +22,13 @@ def save(figure: Figure, file: Path, dpi: int = 150) -> None:
     figure.savefig(drawn, dpi=dpi, format="png")
     with replacing(file) as aside, Image.open(drawn) as image:
         image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(aside, format="png", optimize=True)
+
+
+def wrapped(name: str, width: int = 30) -> str:
+    """A name with settings, as `s3:num_segments=64,stem=pointwise`, over lines of about `width` characters."""
+    lines = [""]
+    for part in name.replace(" (", " \n(").replace(",", ",\n").split("\n"):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from s3bert.plots import save, subplots
+from s3bert.plots import save, subplots, wrapped
 
 from .instability import plot_instability
 from .published import DEFAULTS, published_curve
@@ -136,7 +136,7 @@ def _plot_curves(panels: Sequence[Any], title: str, group: Mapping[str, Run], co
                 if number > 9:  # there are ten colours
                     style |= {"linestyle": "--", "fillstyle": "none"}
                 if points:
-                    axes.plot(*zip(*points, strict=True), label=None if place else _wrapped(line.name), **style)
+                    axes.plot(*zip(*points, strict=True), label=None if place else wrapped(line.name), **style)
         if key == "eval_accuracy" and (curve := authors_curve(group)):
             points = [(step, value) for step, value in curve.items() if step <= last]
             if points:
@@ -154,18 +154,8 @@ def _plot_dots(axes: Any, title: str, run: Run) -> None:
         values = [100 * each.get("test_accuracy", each["accuracy"]) for each in metrics]
         axes.plot(values, [row] * len(values), "o", color=f"C{row % 10}", alpha=0.7)
     axes.set(xlabel="test accuracy (%)", title=title, ylim=(len(dotted) - 0.5, -0.5))
-    axes.set_yticks(range(len(dotted)), [_wrapped(name, 40) for name, _ in dotted])
+    axes.set_yticks(range(len(dotted)), [wrapped(name, 40) for name, _ in dotted])
     axes.grid(alpha=0.3, axis="x")
-
-
-def _wrapped(name: str, width: int = 30) -> str:
-    """A long name over several lines."""
-    lines = [""]
-    for part in name.replace(" (", " \n(").replace(",", ",\n").split("\n"):
-        if len(lines[-1]) + len(part) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def authors_curve(group: Mapping[str, Run]) -> Mapping[int, float]:

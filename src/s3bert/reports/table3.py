@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from s3bert.files import file_name, table
-from s3bert.plots import save, subplots
+from s3bert.plots import save, subplots, wrapped
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
 from .glue import average_name, draw_scores, score_in_words, scores_table, seed_averages, verdict
@@ -229,7 +229,7 @@ def _draw_losses(axes: Any, losses: Mapping[str, float]) -> None:
         axes.annotate(
             f"{value:.3f}", (value, row), xytext=(7, 0), textcoords="offset points", va="center", fontsize="small"
         )
-    axes.set_yticks(range(len(values)), [label.replace(",", ",\n") for label in losses])
+    axes.set_yticks(range(len(values)), [wrapped(label, 40) for label in losses])
     axes.invert_yaxis()
     axes.tick_params("y", labelsize="x-small")
     axes.margins(x=0.12, y=0.08)

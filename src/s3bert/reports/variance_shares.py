@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from s3bert.files import mean_and_deviation, table
-from s3bert.plots import save, subplots
+from s3bert.plots import save, subplots, wrapped
 
 
 Run = Mapping[str, Any]
@@ -61,7 +61,7 @@ def plot_variance(file: Path, runs: Mapping[str, Run]) -> None:
                         height, mean(values), 0.38, color=f"C{number}", alpha=0.6, label=label if place == 0 else None
                     )
                     axes.plot(values, [height] * len(values), "k.", markersize=4)
-        labels = [label.replace(",", ",\n") for label in run["measures"]]
+        labels = [wrapped(label, 40) for label in run["measures"]]
         axes.set_yticks(range(len(labels)), labels, fontsize="small")
         axes.set(title=name, xlim=(0, 1.05), xlabel="share of the pooled vector's variance")
         axes.invert_yaxis()
