@@ -199,9 +199,11 @@ def _batches(model: PreTrainedModel, names: Sequence[str], longest: int) -> Iter
 
 
 def _check(errors: dict[str, list[float]], folder: Path) -> None:
+    # Of the model's own errors the largest counts: in a batch of few numbers rounding may cancel by chance.
+    own = max(errors["original"])
     for name in errors.keys() - {"original"}:
-        for error, own in zip(errors[name], errors["original"], strict=True):
-            allowed = math.inf if name == "int8" else max(_ALLOWED, _FACTOR * own)
+        allowed = math.inf if name == "int8" else max(_ALLOWED, _FACTOR * own)
+        for error in errors[name]:
             if not error < allowed:  # nor is NaN
                 raise ValueError(
                     f"{FILES[name]} does not compute what {folder} does: an output has a relative error of {error:.1e}, and the "
