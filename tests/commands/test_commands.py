@@ -296,6 +296,20 @@ def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, t
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--teacher_name_or_path", "runs/bret"], "The configuration runs/bret"),
+        (["--streaming"], "A streamed corpus has no known length: give --max_train_steps"),
+    ],
+)
+def test_mistakes_do_not_wait_for_the_corpus(words, message, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        pretrain_mlm.main(["--model_type", "s3bert", "--dataset_name", "synthetic", "--output_dir", str(run), *words])
+    assert not (run / "corpus").exists()
+
+
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(print))  # a function, which weights are not

@@ -73,7 +73,14 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     from s3bert.data.corpus import Corpus
     from s3bert.data.steps import Steps
     from s3bert.experiments.distillation import Distillation
-    from s3bert.experiments.pretraining import MASKED, PretrainingArguments, load_teacher, pretrain, short_sequences
+    from s3bert.experiments.pretraining import (
+        MASKED,
+        PretrainingArguments,
+        load_teacher,
+        pretrain,
+        read_config,
+        short_sequences,
+    )
     from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
     from s3bert.training.processes import locked_for_run
 
@@ -91,14 +98,17 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     def distillation(corpus: Corpus, model: "PreTrainedModel") -> Distillation | None:
         if mlm.teacher_name_or_path is None:
             return None
-        teacher = load_teacher(
-            mlm.teacher_name_or_path, corpus, model.config.vocab_size, model_arguments.trust_remote_code
-        )
-        return Distillation(teacher, mlm.distillation_weight, mlm.distillation_temperature)
+        loaded = load_teacher(teacher, corpus, model.config.vocab_size)
+        return Distillation(loaded, mlm.distillation_weight, mlm.distillation_temperature)
 
+    teacher = ModelArguments(
+        model_name_or_path=mlm.teacher_name_or_path, trust_remote_code=model_arguments.trust_remote_code
+    )
     arguments = PretrainingArguments(model_arguments, data, mlm, hub, training)
     words = sys.argv[1:] if argv is None else argv
     with locked_for_run(Path(training.output_dir)):
+        if mlm.teacher_name_or_path is not None:
+            read_config(MASKED, teacher)  # a mistake in its name must not wait for a corpus of hours
         return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 
 

@@ -141,7 +141,10 @@ def pretrain(
     """
     data, training = arguments.data, arguments.training
     folder, processes = Path(training.output_dir), process_state()
-    read_config(objective, arguments.model)  # a mistake in it must not wait for a corpus of hours
+    # Mistakes must not wait for a corpus of hours.
+    read_config(objective, arguments.model)
+    if data.streaming and training.max_train_steps is None:
+        raise ValueError("A streamed corpus has no known length: give --max_train_steps.")
     data = _with_own_tokenizer(objective, arguments.model, data)
     with main_process_first():
         corpus = (StreamingCorpus if data.streaming else Corpus).open(prepare_corpus(data, folder / "corpus"))
@@ -150,8 +153,6 @@ def pretrain(
     model = build_model(objective, corpus.tokenizer, corpus.block_size, arguments.model)
     steps: Steps
     if isinstance(corpus, StreamingCorpus):
-        if training.max_train_steps is None:
-            raise ValueError("A streamed corpus has no known length: give --max_train_steps.")
         order = (training.sequences_per_step, training.seed, training.max_train_steps)
         steps = StreamedSteps(corpus, "train", *order)
     else:
@@ -314,17 +315,15 @@ def read_config(objective: Objective, arguments: ModelArguments) -> PreTrainedCo
     return config
 
 
-def load_teacher(
-    name: str, corpus: Corpus | StreamingCorpus, vocab_size: int, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """The masked LM to distil from, for a student of `vocab_size` on a corpus.
+def load_teacher(arguments: ModelArguments, corpus: Corpus | StreamingCorpus, vocab_size: int) -> PreTrainedModel:
+    """The masked LM to distil from, for a student of `vocab_size` on a corpus; `arguments` name its checkpoint.
 
     Raises:
         ValueError: as `build_model`; its tokenizer is not the corpus's, or its logits are more or fewer than the student's.
     """
-    arguments = ModelArguments(model_name_or_path=name, trust_remote_code=trust_remote_code)
+    name = arguments.model_name_or_path
     teacher = build_model(MASKED, corpus.tokenizer, corpus.block_size, arguments)
-    if own_tokenizer(name, trust_remote_code) is None:
+    if own_tokenizer(name, arguments.trust_remote_code) is None:
         raise ValueError(
             f"The teacher {name} has no tokenizer, so whether its vocabulary is the corpus's is not known: put the one that it was trained "
             "with into its folder, or name another teacher."

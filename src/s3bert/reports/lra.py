@@ -14,7 +14,7 @@ from s3bert.files import mean_and_deviation, table
 from s3bert.training.processes import process_state
 
 from .instability import COLUMNS, instability_cells, instability_headline, instability_table
-from .lra_plots import authors_curve, plot_runs, short_names
+from .lra_plots import authors_curve, best_trials, plot_runs, short_names
 from .published import (
     Published,
     published_accuracies,
@@ -136,8 +136,7 @@ def _tests(result: Mapping[str, Any]) -> list[float]:
 
 def _examples(run: Run) -> int:
     """Training examples that a run's longest trial has read."""
-    trials = [trial for result in run["variants"].values() for trial in result["settings"][0]["trials"]]
-    return max(trial["steps"] * trial["batch_size"] for trial in trials)
+    return max(trial["steps"] * trial["batch_size"] for trial in best_trials(run))
 
 
 def _comparison(run: Run) -> str:

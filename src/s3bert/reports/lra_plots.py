@@ -59,7 +59,7 @@ def _groups(runs: Mapping[str, Run]) -> dict[tuple[int, int], dict[str, Run]]:
     groups: dict[tuple[int, int], dict[str, Run]] = {}
     for least in (_FEWEST_POINTS, 2):
         for name, run in runs.items():
-            key = run["length"], _trials(run)[0]["batch_size"]
+            key = run["length"], best_trials(run)[0]["batch_size"]
             alone = key in groups and len(run["variants"]) == 1 and len(_dotted(run)) == 1
             if _points(run) >= least and (least == _FEWEST_POINTS or alone):
                 groups.setdefault(key, {})[name] = run
@@ -94,12 +94,13 @@ def _words(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _trials(run: Run) -> list[Mapping[str, Any]]:
+def best_trials(run: Run) -> list[Mapping[str, Any]]:
+    """All variants' trials, one for each seed, under each one's best setting."""
     return [trial for result in run["variants"].values() for trial in result["settings"][0]["trials"]]
 
 
 def _points(run: Run) -> int:
-    return max(sum("eval_accuracy" in record for record in trial["history"]) for trial in _trials(run))
+    return max(sum("eval_accuracy" in record for record in trial["history"]) for trial in best_trials(run))
 
 
 def _dotted(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
