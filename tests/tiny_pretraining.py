@@ -51,7 +51,7 @@ def pretrain(
     set_seed(config.seed)
     model = S3BertForMaskedLM(S3BertConfig(**(SIZES | dict(sparse_prediction=True) | (model_settings or {}))))
     masking = Masking.for_tokenizer(tokenizer())
-    short = ShortSequences(LENGTH // 2, config.schedule_steps(config.max_train_steps) // 2, LENGTH)
+    short = ShortSequences([LENGTH // 2], config.schedule_steps(config.max_train_steps) // 2, LENGTH)
     steps = PackedSteps(MadeUpBlocks(), config.sequences_per_step, config.seed)
     batches = MlmBatches(steps, masking, short)
     if slowness:

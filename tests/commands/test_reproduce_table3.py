@@ -178,14 +178,20 @@ def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
     assert "accelerate.commands.launch" in budget.command("pretrain_mlm")
 
 
-def test_minutes_are_steps_at_the_speed_of_short_and_of_whole_sequences(tmp_path):
-    how = dict(models=["bert"], size="tiny", task_name=["none"], pretrain_config="pretrain/smoke")
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [("", 0.2), ("[16]", 0.3 * 0.2 + 0.7 * 0.6), ("[8, 16]", 0.3 * (0.2 + 0.6) / 2 + 0.7 * 1.2)],
+    ids=["whole", "short", "two lengths"],
+)
+def test_minutes_are_steps_at_the_speed_of_short_and_of_whole_sequences(lengths, expected, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"short_seq_share: 0.3\n{lengths and f'short_seq_length: {lengths}'}\n")
+    how = dict(models=["bert"], size="tiny", task_name=["none"], pretrain_config=str(tmp_path / "recipe.yaml"))
     comparison = Comparison(Budget(str(tmp_path), **how, minutes=1.0), "")
-    seconds = {5: 9.0, 10: 10.0, 15: 11.0, 20: 30.0, 25: 33.0, 30: 36.0}  # 0.2 a step on short ones, 0.6 on whole ones
+    seconds = {5: 9.0, 10: 10.0, 15: 11.0, 20: 30.0, 25: 33.0, 30: 36.0, 35: 50.0, 40: 56.0, 45: 62.0}
     records = [json.dumps({"step": step, "tokens": 1, "seconds": time}) for step, time in seconds.items()]
     (tmp_path / "speed" / "bert").mkdir(parents=True)
     (tmp_path / "speed" / "bert" / "log.jsonl").write_text("\n".join(records) + "\n")
-    assert comparison.steps("bert") == round(60 / (0.3 * 0.2 + 0.7 * 0.6))
+    assert comparison.steps("bert") == round(60 / expected)
 
 
 def test_minutes_on_a_gpu_compare_models_and_not_the_number_of_kernels_they_launch():

@@ -81,7 +81,7 @@ def test_batches_are_a_function_of_seed_and_step_and_epochs_visit_every_block_on
 
 def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
     blocks, masking = NumberedBlocks(30), Masking.for_tokenizer(TOKENIZER)
-    short = MlmBatches(PackedSteps(blocks, 7, 3), masking, ShortSequences(length=4, steps=2, block_size=12))
+    short = MlmBatches(PackedSteps(blocks, 7, 3), masking, ShortSequences([4], steps=2, block_size=12))
     whole = MlmBatches(PackedSteps(blocks, 7, 3), masking)
     for step, shape in enumerate([(21, 4), (21, 4), (7, 12)]):
         assert short[step]["input_ids"].shape == shape
@@ -89,10 +89,15 @@ def test_the_first_steps_read_the_same_tokens_as_shorter_sequences():
         assert (short[step]["labels"] != -100).any(1).all()
     assert torch.equal(short[2]["input_ids"], whole[2]["input_ids"])
     with pytest.raises(ValueError, match="short_seq_length = 5: blocks of 12 tokens are cut into 2, 3, 4, 6"):
-        ShortSequences(length=5, steps=2, block_size=12)
+        ShortSequences([4, 5], steps=2, block_size=12)
 
 
-@pytest.mark.parametrize("short", [None, ShortSequences(length=4, steps=1, block_size=12)], ids=["whole", "short"])
+def test_lengths_of_short_sequences_follow_one_another():
+    short, tokens = ShortSequences([2, 3, 6], steps=8, block_size=12), np.zeros((1, 12))
+    assert [short(tokens, step).shape[1] for step in range(10)] == [2, 2, 2, 3, 3, 3, 6, 6, 12, 12]
+
+
+@pytest.mark.parametrize("short", [None, ShortSequences([4], steps=1, block_size=12)], ids=["whole", "short"])
 @pytest.mark.parametrize(("processes", "count"), [(1, 1), (1, 4), (2, 2), (4, 1)])
 def test_a_process_masks_its_own_rows_alone_and_they_are_those_of_the_global_batch(
     short, processes, count, monkeypatch

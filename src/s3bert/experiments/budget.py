@@ -132,10 +132,15 @@ class Budget(Arguments):
         return max(1, round(tokens / (sequences * self.max_seq_length)))
 
     @property
+    def short_lengths(self) -> list[int]:
+        """Of the sequences that a pretraining's first steps read, one after the other."""
+        lengths = read_entries(Path(self.pretrain_config)).get("short_seq_length") or []
+        return lengths if isinstance(lengths, list) else [lengths]
+
+    @property
     def short_share(self) -> float:
         """Share of a pretraining's steps that read short sequences."""
-        entries = read_entries(Path(self.pretrain_config))
-        return entries.get("short_seq_share", 0.3) if entries.get("short_seq_length") else 0.0
+        return read_entries(Path(self.pretrain_config)).get("short_seq_share", 0.3) if self.short_lengths else 0.0
 
     def command(self, name: str, *words: object) -> tuple[str, ...]:
         """A command of this project with arguments; pretraining by accelerate where there are several processes."""
@@ -148,8 +153,9 @@ class Budget(Arguments):
     def in_words(self, corpus: str) -> str:
         cost = f"{self.tokens:,} tokens" if self.minutes is None else f"{self.minutes:g} minutes"
         short = ""
-        if length := read_entries(Path(self.pretrain_config)).get("short_seq_length"):
-            short = f", the first {self.short_share:.0%} of the steps on sequences of {length}"
+        if self.short_lengths:
+            lengths = ", then ".join(map(str, self.short_lengths))
+            short = f", the first {self.short_share:.0%} of the steps on sequences of {lengths}"
         times = f" Times are those of {self.jobs} jobs side by side." if self.jobs > 1 else ""
         blocks = f"blocks of {self.max_seq_length} tokens{short}, seed {self.seed}"
         return f"Size {self.size}; each model pretrained for {cost} on {corpus}, {blocks}.{times}"

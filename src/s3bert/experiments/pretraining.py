@@ -383,17 +383,17 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"hidden_act = {activation!r}: give one of {', '.join(sorted(ACT2FN))}.")
 
 
-def short_sequences(length: int | None, share: float, steps: int | None, block_size: int) -> ShortSequences | None:
-    """The phase on short sequences, a share of the steps; None without a length.
+def short_sequences(lengths: list[int], share: float, steps: int | None, block_size: int) -> ShortSequences | None:
+    """The phase on short sequences, a share of the steps; None without lengths.
 
     Raises:
-        ValueError: the length does not divide a block's; a share of an unknown number of steps.
+        ValueError: a length does not divide a block's; a share of an unknown number of steps.
     """
-    if length is None:
+    if not lengths:
         return None
     if steps is None:
         raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
-    return ShortSequences(length, round(share * steps), block_size)
+    return ShortSequences(lengths, round(share * steps), block_size)
 
 
 def corpus_name(corpus: Corpus | StreamingCorpus) -> str:

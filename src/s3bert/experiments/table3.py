@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from s3bert.training.settings import differences, in_words, settings_of
 from .budget import Budget, Setting
 
 
-_SPEED_STEPS = 30  # of the run that measures a model's speed, where minutes are the budget; half of them on short sequences, if there are any
+# Of the run that measures a model's speed, where minutes are the budget, for each length of its sequences; of these a third does not count: there
+# something starts up.
+_SPEED_STEPS = 15
 _RESULT = "all_results.json"
 
 
@@ -119,9 +122,11 @@ class Comparison:
             )
         self.prepare()
         if budget.minutes is not None:  # one at a time: a neighbour would slow them down
-            often = ("--logging_steps", _SPEED_STEPS // 6, "--short_seq_share", 0.5)
-            setting = budget.settings[0]
-            self._run([self._pretraining("speed", model, _SPEED_STEPS, setting, *often) for model in budget.models], 1)
+            lengths, setting = 1 + len(budget.short_lengths), budget.settings[0]
+            often = ["--logging_steps", _SPEED_STEPS // 3]
+            often += ["--short_seq_share", 1 - 1 / lengths] if budget.short_lengths else []
+            steps = lengths * _SPEED_STEPS
+            self._run([self._pretraining("speed", model, steps, setting, *often) for model in budget.models], 1)
         if len(budget.settings) > 1:
             steps = {model: max(1, round(budget.search_share * self.steps(model))) for model in budget.models}
             trials = itertools.product(budget.settings, budget.models)
@@ -138,10 +143,13 @@ class Comparison:
             return self.budget.steps(self.budget.tokens)
         records = read_log(self._folder("speed", model) / "log.jsonl")
         seconds = {record["step"]: record["seconds"] for record in records if "tokens" in record}
-        sixth = _SPEED_STEPS // 6  # the first sixth of each half does not count: there something starts up
-        short, whole = ((seconds[half * sixth] - seconds[(half - 2) * sixth]) / (2 * sixth) for half in (3, 6))
+        counted, lengths = 2 * _SPEED_STEPS // 3, self.budget.short_lengths
+        *short, whole = (
+            (seconds[end] - seconds[end - counted]) / counted
+            for end in range(_SPEED_STEPS, (1 + len(lengths)) * _SPEED_STEPS + 1, _SPEED_STEPS)
+        )
         share = self.budget.short_share
-        return max(1, round(60 * self.budget.minutes / (share * short + (1 - share) * whole)))
+        return max(1, round(60 * self.budget.minutes / (share * mean(short or [whole]) + (1 - share) * whole)))
 
     def search(self, model: str) -> list[dict[str, Any]]:
         """Each setting tried, its held-out loss and the job that says so; None for both where it diverged."""

@@ -213,12 +213,16 @@ def _draw_curves(
                 points.append((record["step"], seconds / 60, record["eval_loss"]))
         for column, axes in enumerate(panels):
             line = [(point[column], point[2]) for point in points]
-            axes.plot(*zip(*line), marker="o", markersize=3, label=label, **style)
+            axes.plot(*zip(*line), marker="o", markersize=3, label=wrapped(label, 45), **style)
     for axes, label in zip(panels, ("optimiser steps", "minutes of training"), strict=True):
         axes.axhline(unigram_entropy, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
         axes.set(xlabel=label, ylabel="held-out loss (nats)")
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    if max(map(len, logs)) < 40:
+        panels[0].legend(fontsize="small")
+    else:  # it would lie on the curves
+        entries = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(*entries, fontsize="small", loc="outside lower center", ncols=3)
 
 
 def _draw_losses(axes: Any, losses: Mapping[str, float]) -> None:
