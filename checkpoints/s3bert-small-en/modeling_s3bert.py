@@ -738,12 +738,13 @@ class Smoother(nn.Module):
 def cheapest_smoother_form(batch: int, length: int, smoother: Smoother) -> str:
     """The form of "auto" for (B, S) tokens, unless a folded filter is kept.
 
-    With a kernel of k, folding costs k M H^2 multiply-adds for the whole batch and saves k H^2 - 4 r H per token. On an accelerator
-    it takes three times as many operations, each of which is launched, and products are what is cheap there.
+    With a kernel of k, folding costs k M H^2 multiply-adds for the whole batch and saves k H^2 - 4 r H per token; fewer than 256 tokens do
+    not pay for its number of operations. On an accelerator it takes three times as many, each of which is launched, and products are what is
+    cheap there.
     """
     if smoother.filter.device.type != "cpu":
         return "short"
-    worth_it = batch * length >= 4 * fft_length(length, smoother.max_length)
+    worth_it = batch * length >= 4 * max(64, fft_length(length, smoother.max_length))
     return "folded" if worth_it and folding_saves(smoother) else "short"
 
 
@@ -756,11 +757,11 @@ def folding_saves(smoother: Smoother) -> bool:
 
 
 def fft_length(length: int, max_length: int) -> int:
-    """M: the least of 2^k and 3 * 2^k points from 64 on that hold 2 S, or N if that is no more.
+    """M: the least of 2^k and 3 * 2^k points from 32 on that hold 2 S, or N if that is no more.
 
     Few sizes, so that compiled code and kept filters serve many lengths.
     """
-    points = 64
+    points = 32
     while points < max_length:
         for candidate in (points, points + points // 2):
             if 2 * length <= candidate < max_length:
