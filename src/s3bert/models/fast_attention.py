@@ -64,14 +64,14 @@ def low_rank_attention(
     query_bias = in_product_dtype(attention.query.bias).unflatten(0, (attention.num_heads, -1))
     coefficients, vectors, norms, row_weights = [], [], [], None
     if attention.use_row_attention:
-        weights = softmax_over(_row_scores(hidden_states, row_keys, query, query_bias), counts, dim=2)  # (B, h, s1, S)
+        weights = softmax_over(_row_scores(hidden_states, row_keys, query, query_bias), counts)  # (B, h, s1, S)
         row_weights = weights.transpose(2, 3)
         coefficients.append(attention.dropout(weights))
         vectors.append(row_values.transpose(1, 2))
         norms.append(attention.row_norm)
     if attention.use_column_attention:
         scores = _column_scores(hidden_states, scale_keys(keys, lengths, mask), query, query_bias)
-        weights = softmax_over(scores, None, dim=2)  # (h, B, s2, p)
+        weights = softmax_over(scores, None)  # (h, B, s2, p)
         coefficients.append(values.permute(0, 2, 3, 1))
         vectors.append(attention.dropout(weights).transpose(0, 1))
         norms.append(attention.column_norm)

@@ -148,14 +148,14 @@ class SkeletonAttention(nn.Module):
                 counts = counts[:, None, None]  # (B, 1, 1, s1)
             rate = self.dropout.p if self.training else 0.0
             return F.scaled_dot_product_attention(query, key, value, attn_mask=counts, dropout_p=rate), None
-        scores = query @ key.transpose(2, 3) / math.sqrt(self.head_size)
-        weights = softmax_over(scores, counts, dim=3)
-        return self.dropout(weights).to(value.dtype) @ value, weights
+        scores = key @ query.transpose(2, 3) / math.sqrt(self.head_size)
+        weights = softmax_over(scores, counts)  # (B, h, s1, S)
+        return self.dropout(weights).to(value.dtype).transpose(2, 3) @ value, weights.transpose(2, 3)
 
     def column_attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """V2 softmax(Q^T K2 / sqrt(n))^T over the sampled channels, of keys that `scale_keys` gave; (B, h, S, p)."""
-        weights = self.dropout(softmax_over(query.transpose(2, 3) @ key, None, dim=3))  # (B, h, p, s2)
-        return value @ weights.to(value.dtype).transpose(2, 3)
+        weights = self.dropout(softmax_over(key.transpose(2, 3) @ query, None))  # (B, h, s2, p)
+        return value @ weights.to(value.dtype)
 
     def heads(self, states: torch.Tensor) -> torch.Tensor:
         """(B, S, H) -> (B, h, S, p)."""
@@ -208,15 +208,17 @@ def scale_keys(keys: torch.Tensor, lengths: torch.Tensor | int, mask: torch.Tens
     return keys * scale.view(*scale.shape, *[1] * (keys.dim() - 2))
 
 
-def softmax_over(scores: torch.Tensor, counts: torch.Tensor | None, dim: int) -> torch.Tensor:
-    """Softmax in at least float32 along `dim` of (B, h, ...), over the entries that count; the others get zeros.
+def softmax_over(scores: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    """Softmax in at least float32 along dimension 2 of (B, h, n, ...), over the entries that count; the others get zeros.
+
+    Along a last axis of so few entries a CPU takes ten times as long.
 
     Args:
-        counts: (B or 1, n) booleans for the n entries along `dim`; None where all count.
+        counts: (B or 1, n) booleans; None where all count.
     """
     dtype = torch.promote_types(scores.dtype, torch.float32)
     if counts is None:
-        return scores.softmax(dim, dtype=dtype)
-    left_out = ~counts[:, None, None] if dim == 3 else ~counts[:, None, :, None]
-    weights = scores.masked_fill(left_out, torch.finfo(scores.dtype).min).softmax(dim, dtype=dtype)
+        return scores.softmax(2, dtype=dtype)
+    left_out = ~counts[:, None, :, None]
+    weights = scores.masked_fill(left_out, torch.finfo(scores.dtype).min).softmax(2, dtype=dtype)
     return weights.masked_fill(left_out, 0)  # a sequence with no real token at all gets zeros, not NaN
