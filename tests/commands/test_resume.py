@@ -92,7 +92,7 @@ OTHERWISE = [
     (["--num_warmup_steps", "0.5"], "", "num_warmup_steps: 0 -> 0.5"),
     (["--lr_decay_steps", "20"], "", "lr_decay_steps: None -> 20"),
     (["--mlm_probability", "0.3"], "", "mlm_probability: 0.15 -> 0.3"),
-    (["--short_seq_length", "8"], "", "short_seq_length: [] -> [8]"),
+    (["--short_seq_length", "8"], "", "short_seq_length: None -> [8]"),
     (["--per_device_train_batch_size", "2"], "", "global_batch_size: 4 -> 2"),
     (["--per_device_eval_batch_size", "2"], "", "per_device_eval_batch_size: 8 -> 2"),
     (["--max_train_steps", "6"], "", "max_train_steps: 8 -> 6"),

@@ -43,11 +43,11 @@ class MlmArguments(Arguments):
     """Objective and evaluation."""
 
     mlm_probability: float = option(above=0, below=1, help="share of the tokens to predict", default=0.15)
-    short_seq_length: list[int] = option(
+    short_seq_length: list[int] | None = option(
         least=2,
         help="cut the blocks of the first steps into sequences of so many tokens: small models learn far sooner from them; several lengths "
         "follow one another, each for as many steps",
-        default_factory=list,
+        default=None,
     )
     short_seq_share: float = option(above=0, most=1, help="share of the steps that do so", default=0.3)
     max_eval_blocks: int | None = option(

@@ -383,13 +383,15 @@ def _check_values(config: PreTrainedConfig) -> None:
         raise ValueError(f"hidden_act = {activation!r}: give one of {', '.join(sorted(ACT2FN))}.")
 
 
-def short_sequences(lengths: list[int], share: float, steps: int | None, block_size: int) -> ShortSequences | None:
+def short_sequences(
+    lengths: list[int] | None, share: float, steps: int | None, block_size: int
+) -> ShortSequences | None:
     """The phase on short sequences, a share of the steps; None without lengths.
 
     Raises:
         ValueError: a length does not divide a block's; a share of an unknown number of steps.
     """
-    if not lengths:
+    if lengths is None:
         return None
     if steps is None:
         raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
