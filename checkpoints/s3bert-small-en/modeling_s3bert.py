@@ -744,7 +744,7 @@ def cheapest_smoother_form(batch: int, length: int, smoother: Smoother) -> str:
     """
     if smoother.filter.device.type != "cpu":
         return "short"
-    worth_it = batch * length >= 4 * max(64, fft_length(length, smoother.max_length))
+    worth_it = batch * length >= max(256, 4 * fft_length(length, smoother.max_length))
     return "folded" if worth_it and folding_saves(smoother) else "short"
 
 

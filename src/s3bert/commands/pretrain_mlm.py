@@ -97,18 +97,17 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         return MlmEvaluation(blocks, masking(corpus), size, mlm.max_eval_blocks)
 
     def distillation(corpus: Corpus, model: "PreTrainedModel") -> Distillation | None:
-        if mlm.teacher_name_or_path is None:
+        if teacher is None:
             return None
         loaded = load_teacher(teacher, corpus, model.config.vocab_size)
         return Distillation(loaded, mlm.distillation_weight, mlm.distillation_temperature)
 
-    teacher = ModelArguments(
-        model_name_or_path=mlm.teacher_name_or_path, trust_remote_code=model_arguments.trust_remote_code
-    )
+    name, remote = mlm.teacher_name_or_path, model_arguments.trust_remote_code
+    teacher = None if name is None else ModelArguments(model_name_or_path=name, trust_remote_code=remote)
     arguments = PretrainingArguments(model_arguments, data, mlm, hub, training)
     words = sys.argv[1:] if argv is None else argv
     with locked_for_run(Path(training.output_dir)):
-        if mlm.teacher_name_or_path is not None:
+        if teacher is not None:
             read_config(MASKED, teacher)  # a mistake in its name must not wait for a corpus of hours
         return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 

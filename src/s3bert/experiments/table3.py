@@ -122,11 +122,10 @@ class Comparison:
             )
         self.prepare()
         if budget.minutes is not None:  # one at a time: a neighbour would slow them down
-            lengths, setting = 1 + len(budget.short_lengths), budget.settings[0]
-            often = ["--logging_steps", _SPEED_STEPS // 3]
+            lengths, often = 1 + len(budget.short_lengths), ["--logging_steps", _SPEED_STEPS // 3]
             often += ["--short_seq_share", 1 - 1 / lengths] if budget.short_lengths else []
-            steps = lengths * _SPEED_STEPS
-            self._run([self._pretraining("speed", model, steps, setting, *often) for model in budget.models], 1)
+            how = lengths * _SPEED_STEPS, budget.settings[0], *often
+            self._run([self._pretraining("speed", model, *how) for model in budget.models], 1)
         if len(budget.settings) > 1:
             steps = {model: max(1, round(budget.search_share * self.steps(model))) for model in budget.models}
             trials = itertools.product(budget.settings, budget.models)
@@ -143,11 +142,9 @@ class Comparison:
             return self.budget.steps(self.budget.tokens)
         records = read_log(self._folder("speed", model) / "log.jsonl")
         seconds = {record["step"]: record["seconds"] for record in records if "tokens" in record}
-        counted, lengths = 2 * _SPEED_STEPS // 3, self.budget.short_lengths
-        *short, whole = (
-            (seconds[end] - seconds[end - counted]) / counted
-            for end in range(_SPEED_STEPS, (1 + len(lengths)) * _SPEED_STEPS + 1, _SPEED_STEPS)
-        )
+        counted, lengths = 2 * _SPEED_STEPS // 3, 1 + len(self.budget.short_lengths)
+        ends = [(i + 1) * _SPEED_STEPS for i in range(lengths)]
+        *short, whole = ((seconds[end] - seconds[end - counted]) / counted for end in ends)
         share = self.budget.short_share
         return max(1, round(60 * self.budget.minutes / (share * mean(short or [whole]) + (1 - share) * whole)))
 

@@ -83,8 +83,8 @@ class ShortSequences:
 
     Attention that starts out uniform gives a neighbour 1/S of the weight, so what tells it to look there is weaker the longer
     the sequence is, and a small BERT may stay near the unigram entropy for tens of millions of tokens. BERT itself was trained
-    on short sequences first (Devlin et al., appendix A.2). From 16 to 1,024 tokens at once it may forget what it had learnt; by way of 128
-    it does not.
+    on short sequences first (Devlin et al., appendix A.2). From 16 to 1,024 tokens at once a small BERT forgets most of what it had learnt; by
+    way of 128 less.
 
     Args:
         lengths: tokens of a short sequence; several follow one another, each for as many steps.
