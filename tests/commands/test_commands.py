@@ -301,6 +301,7 @@ def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, t
     [
         (["--teacher_name_or_path", "runs/bret"], "The configuration runs/bret"),
         (["--streaming"], "A streamed corpus has no known length: give --max_train_steps"),
+        (["--short_seq_length", "16"], "short_seq_share is a share of the optimiser steps: give --max_train_steps"),
     ],
 )
 def test_mistakes_do_not_wait_for_the_corpus(words, message, tmp_path):

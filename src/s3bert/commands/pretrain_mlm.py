@@ -80,17 +80,19 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         load_teacher,
         pretrain,
         read_config,
-        short_sequences,
     )
-    from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation
+    from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
     from s3bert.training.processes import locked_for_run
 
     def masking(corpus: Corpus) -> Masking:
         return Masking.for_tokenizer(corpus.tokenizer, mlm.mlm_probability)
 
     def batches(corpus: Corpus, steps: Steps) -> MlmBatches:
-        cut = (mlm.short_seq_length, mlm.short_seq_share, training.max_train_steps, corpus.block_size)
-        return MlmBatches(steps, masking(corpus), short_sequences(*cut))
+        short = None
+        if mlm.short_seq_length is not None:
+            cut_steps = round(mlm.short_seq_share * training.max_train_steps)
+            short = ShortSequences(mlm.short_seq_length, cut_steps, corpus.block_size)
+        return MlmBatches(steps, masking(corpus), short)
 
     def held_out(corpus: Corpus) -> MlmEvaluation:
         blocks, size = corpus.split("validation"), training.per_device_eval_batch_size
@@ -107,8 +109,11 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     arguments = PretrainingArguments(model_arguments, data, mlm, hub, training)
     words = sys.argv[1:] if argv is None else argv
     with locked_for_run(Path(training.output_dir)):
+        # Mistakes must not wait for a corpus of hours.
+        if mlm.short_seq_length is not None and training.max_train_steps is None:
+            raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
         if teacher is not None:
-            read_config(MASKED, teacher)  # a mistake in its name must not wait for a corpus of hours
+            read_config(MASKED, teacher)
         return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 
 

@@ -37,7 +37,7 @@ from s3bert.reports.losses import plot_losses
 from s3bert.reports.model_card import Metric, write_model_card
 from s3bert.reports.repository import push_folder
 from s3bert.tasks.clm import ClmEvaluation
-from s3bert.tasks.mlm import MlmEvaluation, ShortSequences
+from s3bert.tasks.mlm import MlmEvaluation
 from s3bert.training.arguments import TrainingConfig
 from s3bert.training.checkpoints import all_checkpoints, check_finite
 from s3bert.training.finetuning import longest_input, weights_digest
@@ -381,21 +381,6 @@ def _check_values(config: PreTrainedConfig) -> None:
     activation = getattr(config, "hidden_act", None)
     if isinstance(activation, str) and activation not in ACT2FN:
         raise ValueError(f"hidden_act = {activation!r}: give one of {', '.join(sorted(ACT2FN))}.")
-
-
-def short_sequences(
-    lengths: list[int] | None, share: float, steps: int | None, block_size: int
-) -> ShortSequences | None:
-    """The phase on short sequences, a share of the steps; None without lengths.
-
-    Raises:
-        ValueError: a length does not divide a block's; a share of an unknown number of steps.
-    """
-    if lengths is None:
-        return None
-    if steps is None:
-        raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
-    return ShortSequences(lengths, round(share * steps), block_size)
 
 
 def corpus_name(corpus: Corpus | StreamingCorpus) -> str:

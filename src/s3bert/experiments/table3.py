@@ -24,8 +24,7 @@ from s3bert.training.settings import differences, in_words, settings_of
 from .budget import Budget, Setting
 
 
-# Of the run that measures a model's speed, where minutes are the budget, for each length of its sequences; of these a third does not count: there
-# something starts up.
+# Of the run that measures a model's speed, where minutes are the budget, for each length of its sequences.
 _SPEED_STEPS = 15
 _RESULT = "all_results.json"
 
@@ -142,9 +141,10 @@ class Comparison:
             return self.budget.steps(self.budget.tokens)
         records = read_log(self._folder("speed", model) / "log.jsonl")
         seconds = {record["step"]: record["seconds"] for record in records if "tokens" in record}
-        counted, lengths = 2 * _SPEED_STEPS // 3, 1 + len(self.budget.short_lengths)
-        ends = [(i + 1) * _SPEED_STEPS for i in range(lengths)]
-        *short, whole = ((seconds[end] - seconds[end - counted]) / counted for end in ends)
+        third = _SPEED_STEPS // 3
+        ends = [(i + 1) * _SPEED_STEPS for i in range(1 + len(self.budget.short_lengths))]
+        # The faster of two thirds: a hiccup of the machine would cost a model its steps. In the first something starts up.
+        *short, whole = (min(seconds[i] - seconds[i - third] for i in (end - third, end)) / third for end in ends)
         share = self.budget.short_share
         return max(1, round(60 * self.budget.minutes / (share * mean(short or [whole]) + (1 - share) * whole)))
 
