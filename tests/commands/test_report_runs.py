@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from s3bert.commands import report_runs, run_forecasting, run_lra
+from s3bert.commands import pretrain_mlm, report_runs, run_forecasting, run_lra
 from s3bert.reports.forecasting import forecast_overview
 from s3bert.tasks.listops import write_listops
 
@@ -48,6 +48,30 @@ def test_runs_are_added_and_the_page_is_regenerated_without_them(tmp_path):
     with pytest.raises(ValueError, match="errors holds errors, the experiment's runs hold variants"):
         report(folder, "--add", errors)
     assert (folder / "results.md").read_text() == text
+
+
+def test_pretrainings_stand_side_by_side_with_where_each_came_from(tmp_path):
+    first, taught = tmp_path / "first", tmp_path / "taught"
+    words = ["--max_train_steps", "2", "--eval_steps", "1", "--max_eval_blocks", "4", "--report_to", "none"]
+    size = "num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=32,max_position_embeddings=32"
+    model = ["--model_type", "bert", "--config_overrides", size, "--vocab_size", "300", "--max_seq_length", "32"]
+    pretrain_mlm.main([*words, *model, "--dataset_name", "synthetic", "--output_dir", str(first)])
+    start = ["--model_name_or_path", str(first), "--teacher_name_or_path", str(first)]
+    pretrain_mlm.main([*words, *start, "--dataset_name", str(first / "corpus"), "--output_dir", str(taught)])
+    folder = tmp_path / "results/pretrained"
+    text = report(folder, "--title", "Pretrained", "--add", first, taught)
+    runs = json.loads((folder / "results.json").read_text())["runs"]
+    losses = [f"{run['eval_loss']:.3f}" for run in runs.values()]
+    rows = [_row(text, "first"), _row(text, "taught")]
+    assert [row[1:3] for row in rows] == [["random weights", "none"], ["first", "first"]]
+    assert [row[-2] for row in rows] == losses
+    assert [[record["step"] for record in run["log"] if "eval_loss" in record] for run in runs.values()] == [[1, 2]] * 2
+    assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert f"least held-out loss {min(losses)}" in (tmp_path / "results/README.md").read_text()
+    assert "not to be compared" not in text
+    runs["taught"]["unigram_entropy"] += 1
+    (folder / "results.json").write_text(json.dumps({"title": "", "findings": [], "runs": runs}))
+    assert "not to be compared" in report(folder)
 
 
 def test_an_experiment_begins_with_a_title_and_a_run(tmp_path):

@@ -182,7 +182,7 @@ def test_a_run_is_taken_in_once_and_what_is_none_is_named(tmp_path):
         read_run(tmp_path)
     (tmp_path / "all_results.json").write_text(json.dumps({"eval_loss": 1.0}))
     with pytest.raises(
-        ValueError, match=r"all_results.json is of a run that no report tells of, .* README.md: add those"
+        ValueError, match=r"all_results.json is of a run that no report tells of: add those of the commands"
     ):
         read_run(tmp_path)
     command = "s3bert x --data '{0}a + {0}b' --out {0}c --config d/e"

@@ -4,9 +4,10 @@
     s3bert report --results_dir results/lra-image --add runs/lra-image
     s3bert report --results_dir results/lra-retrieval --title "Long Range Arena: Retrieval" --add runs/retrieval
 
-A run is an output folder of s3bert glue, lra, copy-task, compare-clm, finetune, approximation, attention-rank, forecasting, table3 or
-benchmark, or of `make torture`. Its arguments and results go into `results.json` under the folder's name. `results.md`, `results.png` and the index beside the
-experiment's folder, `README.md`, are drawn from `results.json` alone. The sentences under `findings` there are written by hand.
+A run is an output folder of s3bert pretrain, pretrain-clm, glue, lra, copy-task, compare-clm, finetune, approximation, attention-rank,
+forecasting, table3 or benchmark, or of `make torture`. Its arguments and results go into `results.json` under the folder's name. `results.md`,
+`results.png` and the index beside the experiment's folder, `README.md`, are drawn from `results.json` alone. The sentences under `findings`
+there are written by hand.
 """
 
 from dataclasses import dataclass

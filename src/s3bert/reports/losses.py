@@ -1,9 +1,18 @@
-"""The plot of pretraining losses."""
+"""Plots of pretraining losses."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from s3bert.plots import save, subplots
+from s3bert.plots import save, subplots, wrapped
+
+
+# What held-out losses are drawn against: of a log's records, with its unit.
+_ACROSS = {
+    "step": ("optimiser steps", 1.0),
+    "tokens": ("million tokens", 1e6),
+    "seconds": ("minutes of training", 60.0),
+}
 
 
 def plot_losses(
@@ -30,3 +39,34 @@ def plot_losses(
     axes.legend()
     axes.grid(alpha=0.3)
     save(figure, file)
+
+
+def draw_held_out_losses(
+    panels: Mapping[str, Any],
+    logs: Mapping[str, tuple[Mapping[str, Any], list[dict[str, Any]]]],
+    unigram_entropy: float,
+) -> None:
+    """Draws several runs' held-out losses side by side.
+
+    Args:
+        panels: axes by what they are drawn against, "step", "tokens" or "seconds". logs: records as `read_log` gives them, each with the
+            style of its line, by the label to show.
+    """
+    for label, (style, records) in logs.items():
+        points, reached = [], dict.fromkeys(_ACROSS, 0.0)
+        for record in records:
+            reached |= {name: record[name] for name in _ACROSS if name in record}
+            if "eval_loss" in record:
+                points.append(reached | {"eval_loss": record["eval_loss"]})
+        for name, axes in panels.items():
+            line = [(point[name] / _ACROSS[name][1], point["eval_loss"]) for point in points]
+            axes.plot(*zip(*line), marker="o", markersize=3, label=wrapped(label, 45), **style)
+    for name, axes in panels.items():
+        axes.axhline(unigram_entropy, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
+        axes.set(xlabel=_ACROSS[name][0], ylabel="held-out loss (nats)")
+        axes.grid(alpha=0.3)
+    first = next(iter(panels.values()))
+    if max(map(len, logs)) < 40:
+        first.legend(fontsize="small")
+    else:  # it would lie on the curves
+        first.figure.legend(*first.get_legend_handles_labels(), fontsize="small", loc="outside lower center", ncols=3)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from s3bert.arguments import read_entries
 from s3bert.benchmark.report import plot_speeds, speed_headline, speed_sections
 from s3bert.files import reading, table, write_text
+from s3bert.training.log import read_log
 
 from .approximation import approximation_headline, approximation_sections, plot_approximation
 from .attention_rank import plot_ranks, rank_headline, rank_sections
@@ -25,6 +26,7 @@ from .forecasting import forecast_headline, forecast_sections, plot_errors
 from .glue import glue_headline, glue_sections, plot_glue
 from .lra import lra_headline, lra_sections
 from .lra_plots import plot_runs
+from .pretraining import plot_pretrainings, pretraining_headline, pretraining_sections
 from .table3 import plot_comparison, table3_headline, table3_sections
 from .torture import plot_tries, torture_headline, torture_sections
 from .variance_shares import plot_variance, variance_headline, variance_sections
@@ -55,6 +57,7 @@ REPORTS = {
     "documents_cut": Report(document_sections, plot_accuracies, document_headline),
     "tasks": Report(glue_sections, plot_glue, glue_headline),
     "not_the_official_data": Report(glue_sections, plot_glue, glue_headline),  # of one task
+    "train_tokens": Report(pretraining_sections, plot_pretrainings, pretraining_headline),
 }
 _RESULTS = ("all_results.json", "results.json", "report/results.json")
 
@@ -80,9 +83,10 @@ def read_run(folder: Path) -> dict[str, Any]:
         run = {"arguments": _without_home(arguments)} | _without_home(results)
         if not _contents(run):
             raise ValueError(
-                f"{files[0]} is of a run that no report tells of, as a pretraining, whose page is its README.md: add those of the commands "
-                "that s3bert report --help names."
+                f"{files[0]} is of a run that no report tells of: add those of the commands that s3bert report --help names."
             )
+        if _contents(run) == "train_tokens":
+            run["log"] = read_log(folder / "log.jsonl")
         REPORTS[_contents(run)].sections({folder.name: run})
     return run
 

@@ -14,6 +14,7 @@ from s3bert.plots import save, subplots, wrapped
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
 from .glue import average_name, draw_scores, score_in_words, scores_table, seed_averages, verdict
+from .losses import draw_held_out_losses
 from .model_card import Metric, write_model_card
 from .published import GLUE_SCORES
 
@@ -185,7 +186,7 @@ def plot_comparison(file: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
             logs[label] = line, records
     if logs:
         unigram = next(iter(first["models"].values()))["unigram_entropy"]
-        _draw_curves(panels[0], logs, unigram)
+        draw_held_out_losses(dict(zip(("step", "seconds"), panels[0], strict=True)), logs, unigram)
     else:
         _draw_losses(_whole_row(figure, panels, 0), losses)
     if several:
@@ -199,30 +200,6 @@ def _whole_row(figure: Any, panels: Any, row: int) -> Any:
     for axes in panels[row]:
         axes.remove()
     return figure.add_subplot(grid[row, :])
-
-
-def _draw_curves(
-    panels: Any, logs: Mapping[str, tuple[dict[str, str], list[dict[str, Any]]]], unigram_entropy: float
-) -> None:
-    """Held-out losses against optimiser steps and against the time spent training, side by side; the logs by label, with their style."""
-    for label, (style, records) in logs.items():
-        points, seconds = [], 0.0
-        for record in records:
-            seconds = record.get("seconds", seconds)
-            if "eval_loss" in record:
-                points.append((record["step"], seconds / 60, record["eval_loss"]))
-        for column, axes in enumerate(panels):
-            line = [(point[column], point[2]) for point in points]
-            axes.plot(*zip(*line), marker="o", markersize=3, label=wrapped(label, 45), **style)
-    for axes, label in zip(panels, ("optimiser steps", "minutes of training"), strict=True):
-        axes.axhline(unigram_entropy, color="grey", linestyle="--", linewidth=1, label="unigram entropy")
-        axes.set(xlabel=label, ylabel="held-out loss (nats)")
-        axes.grid(alpha=0.3)
-    if max(map(len, logs)) < 40:
-        panels[0].legend(fontsize="small")
-    else:  # it would lie on the curves
-        entries = panels[0].get_legend_handles_labels()
-        panels[0].figure.legend(*entries, fontsize="small", loc="outside lower center", ncols=3)
 
 
 def _draw_losses(axes: Any, losses: Mapping[str, float]) -> None:
