@@ -275,6 +275,35 @@ def test_a_run_learns_from_a_teacher_of_the_corpus_alone_and_keeps_it(pretrained
         pretrain(corpus, tmp_path / "second", *words)
 
 
+@pytest.mark.parametrize("model_type", ["s3bert", "bert"])
+def test_a_checkpoint_of_fewer_positions_is_lengthened_to_the_corpus_and_teaches_nothing_longer(
+    model_type, pretrained, corpus, tmp_path, caplog
+):
+    short, long = tmp_path / "short", tmp_path / "long"
+    words = [
+        "--vocab_size",
+        "800",
+        "--max_seq_length",
+        "16",
+        "--max_train_samples",
+        "60",
+        "--tokenizer_name",
+        str(corpus),
+    ]
+    prepare_corpus.main(["--dataset_name", "synthetic", *words, "--output_dir", str(tmp_path / "blocks")])
+    size = SIZE.replace("max_position_embeddings=32", "max_position_embeddings=16")
+    pretrain(tmp_path / "blocks", short, "--model_type", model_type, size=size)
+    with pytest.raises(ValueError, match=r"blocks of 32 tokens, the teacher .* takes up to 16: pretrain it further"):
+        pretrain(corpus, long, "--model_type", "s3bert", "--teacher_name_or_path", str(short))
+    with caplog.at_level("INFO", "s3bert"):
+        pretrain(corpus, long, "--model_name_or_path", str(short), size="")
+    assert f"{short}, pretrained with 16 positions, is lengthened in place to 32" in caplog.text
+    model = AutoModelForMaskedLM.from_pretrained(long)
+    assert model.config.max_position_embeddings == 32
+    assert model(input_ids=torch.full((1, 32), 5)).logits.shape == (1, 32, model.config.vocab_size)
+    pretrain(corpus, long, "--model_name_or_path", str(short), "--resume_from_checkpoint", "latest", size="")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -384,7 +413,8 @@ UNREADABLE = "cannot be read \\({}.*it is damaged, or something else. Make or fe
         ("benchmark --output_dir run", written("results.json", b"[]"), r"results\.json " + UNREADABLE.format("TypeError")),
         ("push --folder run", written("config.json", b"[]"), r"config\.json " + UNREADABLE.format("AttributeError")),
         (f"{MEASURED} --lengths 16 --sizes 4", cut, "The model run " + UNREADABLE.format("SafetensorError")),
-        (ADDED, None, r"run/all_results\.json is of a run that no report tells of, .*: add those .* s3bert report --help names\.$"),
+        (ADDED, written("all_results.json", b'{"eval_loss": 1}'), r"run/all_results\.json is of a run that no report tells of: add those .* s3bert report --help names\.$"),
+        (ADDED, written("log.jsonl", b""), r"run/log\.jsonl holds no evaluation: bring the run's log back"),
         (ADDED, written("all_results.json", b"[]"), r"all_results\.json " + UNREADABLE.format("AttributeError")),
         (ADDED, written("all_results.json", b'{"variants": {"s3": 5}}'), r"all_results\.json " + UNREADABLE.format("TypeError")),
         (ADDED, written("arguments.yaml", b"a: &b 1\nc: *b\n"), r"arguments\.yaml: not YAML .*an alias"),

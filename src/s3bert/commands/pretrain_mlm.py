@@ -4,10 +4,10 @@
     s3bert pretrain --config pretrain/small --output_dir runs/small --resume_from_checkpoint latest
     accelerate launch -m s3bert.commands.pretrain_mlm --config pretrain/small --output_dir runs/small
 
-The model is S3BERT, PoNet, BERT, FNet, or any other that Transformers has, from scratch or continued. The output folder is a
-complete Hub repository: weights, config, tokenizer, modelling code, and a model card with the run's own metrics; beside them
-`log.jsonl`, `losses.png`, TensorBoard logs, `arguments.yaml` to repeat the run and `all_results.json`. Several processes,
-FSDP and mixed precision come from accelerate's configuration.
+The model is S3BERT, PoNet, BERT, FNet, or any other that Transformers has, from scratch or continued; a checkpoint with fewer
+positions than the corpus's blocks have is lengthened. The output folder is a complete Hub repository: weights, config, tokenizer, modelling
+code, and a model card with the run's own metrics; beside them `log.jsonl`, `losses.png`, TensorBoard logs, `arguments.yaml` to repeat the
+run and `all_results.json`. Several processes, FSDP and mixed precision come from accelerate's configuration.
 """
 
 import sys

@@ -25,7 +25,7 @@ from s3bert.training.log import read_log
 from s3bert.training.loop import TrainingResult, train
 from s3bert.training.settings import changes_in_words
 
-from .longer_positions import lengthen
+from .longer_positions import lengthen, lengthening
 
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def finetune(
     if start.needs_fixed_length and not reading.pad_to_max_length:
         logger.info("%s has no attention mask: every batch is padded to %d tokens.", start, reading.tokens_at_once)
         reading = replace(reading, pad_to_max_length=True)
-    if longer := lengthening(start, reading):
+    if longer := lengthening(str(start), start.positions, reading.tokens_at_once):
         logger.info("%s", longer)
 
     @functools.cache  # documents are tokenised only when a trial is left to train, and once
@@ -108,16 +108,6 @@ def finetune(
         "pad_to_max_length": reading.pad_to_max_length,
     }
     return run_grid(grid, settings, train_trial)
-
-
-def lengthening(start: StartingPoint, reading: Reading) -> str:
-    """A sentence on what is done to a model with fewer positions, or none."""
-    if start.positions >= reading.tokens_at_once:
-        return ""
-    return (
-        f"{start}, pretrained with {start.positions:,} positions, is lengthened in place to {reading.tokens_at_once:,}: learned ones are "
-        "repeated, rotary ones go on."
-    )
 
 
 def publish(
@@ -167,7 +157,7 @@ def publish(
     ]
     several = f"mean ± deviation of {len(best.trials)} seeds" if len(best.trials) > 1 else "one seed"
     longer = ", ".join(f"{number:,} of {rows[split]:,} {split}" for split, number in cut.items())
-    about = f"The model reads {reading}; longer, and cut: {longer} documents. {as_markdown(lengthening(start, reading))}".rstrip()
+    about = f"The model reads {reading}; longer, and cut: {longer} documents. {as_markdown(lengthening(str(start), start.positions, reading.tokens_at_once))}".rstrip()
     text = "\n\n".join(
         [
             f"## {as_markdown(documents.title)}",

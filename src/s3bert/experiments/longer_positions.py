@@ -5,6 +5,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 
+def lengthening(name: str, positions: float, length: int) -> str:
+    """A sentence on what `lengthen` does to a model of so many positions, or none."""
+    if positions >= length:
+        return ""
+    return (
+        f"{name}, pretrained with {positions:,} positions, is lengthened in place to {length:,}: learned ones are repeated, rotary ones "
+        "go on."
+    )
+
+
 @torch.no_grad()
 def lengthen(model: PreTrainedModel, length: int) -> None:
     """Lengthens a model in place to sequences of `length` tokens; one that takes them stays as it is.
@@ -39,7 +49,7 @@ def lengthen(model: PreTrainedModel, length: int) -> None:
     if not any("rotary" in name for name, _ in model.named_modules()):
         raise ValueError(
             f"{config.model_type} takes up to {positions} tokens, and how to lengthen it is not known: pass --max_seq_length "
-            f"{positions}, or read longer documents in windows, --sliding_window {positions}."
+            f"{positions}, or finetune with windows, --sliding_window {positions}."
         )
     config.max_position_embeddings = length
 

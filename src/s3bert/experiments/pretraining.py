@@ -50,6 +50,7 @@ from s3bert.training.settings import changes_in_words, settings_of
 
 from .arguments import HubArguments, ModelArguments
 from .distillation import Distillation
+from .longer_positions import lengthen, lengthening
 
 
 logger = logging.getLogger(__name__)
@@ -241,13 +242,15 @@ def _file_or_name(config_name: str) -> Path | str:
 def build_model(
     objective: Objective, tokenizer: PreTrainedTokenizerBase, block_size: int, arguments: ModelArguments
 ) -> PreTrainedModel:
-    """The model to train, from one of three sources, checked against the corpus it will read.
+    """The model to train, from one of three sources, checked against the corpus it will read. A checkpoint of fewer positions than the
+    corpus's blocks have is lengthened.
 
     Args:
         tokenizer, block_size: the corpus's.
 
     Raises:
-        ValueError: as `read_config`; a checkpoint that is damaged, or whose vocabulary or length does not fit the corpus.
+        ValueError: as `read_config`; a checkpoint that is damaged, whose vocabulary does not fit the corpus, or which has too few
+            positions and cannot be lengthened.
     """
     remote = {"trust_remote_code": arguments.trust_remote_code}
     start = arguments.model_name_or_path
@@ -270,12 +273,9 @@ def build_model(
         )
     if (own := own_tokenizer(start, **remote)) is not None:
         check_vocabulary(start, own, tokenizer, "the corpus", remedy)
-    if block_size > longest_input(config):
-        raise ValueError(
-            f"The corpus has blocks of {block_size} tokens, {start} takes up to "
-            f"{longest_input(config)}: lengthen it with resize_position_embeddings({block_size}) and save it, or "
-            "prepare the corpus with a shorter --max_seq_length."
-        )
+    if longer := lengthening(start, longest_input(config), block_size):
+        logger.info("%s", longer)
+        lengthen(model, block_size)
     return model
 
 
@@ -319,9 +319,15 @@ def load_teacher(arguments: ModelArguments, corpus: Corpus | StreamingCorpus, vo
     """The masked LM to distil from, for a student of `vocab_size` on a corpus; `arguments` name its checkpoint.
 
     Raises:
-        ValueError: as `build_model`; its tokenizer is not the corpus's, or its logits are more or fewer than the student's.
+        ValueError: as `build_model`; it was made for shorter sequences; its tokenizer is not the corpus's, or its logits are more or
+            fewer than the student's.
     """
     name = arguments.model_name_or_path
+    if corpus.block_size > (longest := longest_input(read_config(MASKED, arguments))):
+        raise ValueError(
+            f"The corpus has blocks of {corpus.block_size} tokens, the teacher {name} takes up to {longest}: pretrain it further on this "
+            "corpus first, or prepare the corpus with a shorter --max_seq_length."
+        )
     teacher = build_model(MASKED, corpus.tokenizer, corpus.block_size, arguments)
     if own_tokenizer(name, arguments.trust_remote_code) is None:
         raise ValueError(

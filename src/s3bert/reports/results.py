@@ -87,6 +87,8 @@ def read_run(folder: Path) -> dict[str, Any]:
             )
         if _contents(run) == "train_tokens":
             run["log"] = read_log(folder / "log.jsonl")
+            if not any("eval_loss" in record for record in run["log"]):
+                raise ValueError(f"{folder / 'log.jsonl'} holds no evaluation: bring the run's log back.")
         REPORTS[_contents(run)].sections({folder.name: run})
     return run
 
