@@ -138,6 +138,7 @@ class Reader:
 
     def run_command(self, words: list[str], why: str | None) -> None:
         """Runs one command, or has its arguments read."""
+        AcceleratorState._reset_state(reset_partial_state=True)  # a command is a process of its own
         match words:
             case ["s3bert", name, *rest]:
                 self.run_s3bert(name, rest, why)
@@ -169,7 +170,6 @@ class Reader:
     def run_s3bert(self, name: str, words: list[str], why: str | None) -> None:
         if not why:
             self.monkeypatch.setattr("sys.argv", sys.argv)  # which a command changes
-            AcceleratorState._reset_state(reset_partial_state=True)  # a command is a process of its own
             main([name, *words, *shlex.split(SMALL.get(name, ""))])
             return
         module = importlib.import_module(f"s3bert.commands.{COMMANDS[name].module}")

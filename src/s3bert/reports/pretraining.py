@@ -36,10 +36,14 @@ def pretraining_sections(runs: Runs) -> list[str]:
             f"{run['eval_loss']:.3f}",
             f"{run['unigram_entropy'] - run['eval_loss']:.3f}",
         ])  # fmt: skip
-    texts = ", ".join(dict.fromkeys(f"{run['corpus']} ({run['unigram_entropy']:.3f})" for run in runs.values()))
-    parts = [f"Losses are in nats. Corpus, with the unigram entropy of its held-out tokens: {as_markdown(texts)}."]
+    texts = dict.fromkeys(f"{run['corpus']} ({run['unigram_entropy']:.3f})" for run in runs.values())
+    parts = [
+        f"Losses are in nats. Corpus, with the unigram entropy of its held-out tokens: {as_markdown(', '.join(texts))}."
+    ]
     if len({run["unigram_entropy"] for run in runs.values()}) > 1:
-        parts.append("**The held-out tokens are not the same in all runs: their losses are not to be compared.**")
+        parts.append(
+            "**The held-out tokens are not the same in all runs: losses on different ones are not to be compared.**"
+        )
     return [*parts, table(head, rows)]
 
 
@@ -61,11 +65,11 @@ def plot_pretrainings(file: Path, runs: Runs) -> None:
 
 
 def _model(run: Mapping[str, Any]) -> str:
-    """What was trained, as the command line names it."""
+    """What was trained, as the command line names it; a checkpoint is what it was."""
     given = run["arguments"]
-    start = given.get("config_name") or given.get("model_name_or_path") or given.get("model_type")
+    start = _name(given.get("config_name") or given.get("model_type")) or "as it was"
     changes = given.get("config_overrides")
-    return _name(start) + (f", {changes}" if changes else "")
+    return start + (f", {changes}" if changes else "")
 
 
 def _name(path: str | None) -> str:
