@@ -20,6 +20,8 @@ from s3bert.arguments import (
     parse_arguments,
     save_arguments,
 )
+from s3bert.data.arguments import CorpusArguments
+from s3bert.experiments.arguments import ModelArguments
 from s3bert.training.arguments import GridConfig
 
 
@@ -56,6 +58,19 @@ def test_the_command_line_overrides_the_file(file):
     expected = Arguments("here", 1e-3, [7], False, limit=5)
     words = ["--output_dir", "here", "--learning_rate", "1e-3", "--epochs", "7", "--compile", "false", "--limit", "5"]
     assert parse(f"--config={file}", *words) == expected
+
+
+def test_a_model_or_a_text_on_the_command_line_takes_the_place_of_the_files_whichever_way_it_is_named(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "config_name: small.json\nconfig_overrides: num_segments=4\ndataset_name: wiki\nvalidation_file: b.txt\n"
+    )
+    words = ["--config", str(file), "--model_name_or_path", "run", "--train_file", "a.txt"]
+    model, corpus = parse_arguments((ModelArguments, CorpusArguments), words)
+    assert model == ModelArguments(model_name_or_path="run", config_overrides="num_segments=4")
+    assert corpus == CorpusArguments(train_file="a.txt", validation_file="b.txt")
+    _, corpus = parse_arguments((ModelArguments, CorpusArguments), [*words[:2], "--validation_file", "c.txt"])
+    assert corpus == CorpusArguments(dataset_name="wiki", validation_file="c.txt")
 
 
 @pytest.mark.parametrize("extra", [[], [2.0, 4.0]], ids=str)

@@ -89,16 +89,23 @@ class Range(NamedTuple):
 
 
 def option(
-    *, help: str, default: Any = MISSING, default_factory: Any = MISSING, free: bool = False, **bounds: float
+    *,
+    help: str,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
+    free: bool = False,
+    one_of: str | None = None,
+    **bounds: float,
 ) -> Any:
     """A field of a dataclass that is an argument of a command; required without a default.
 
     Args:
         free: whether a run that goes on may be given another value: it changes none of the run's numbers, or what it stands for,
             as a corpus or a model, is compared itself. All other fields are settings, which a run keeps (`training/settings.py`).
+        one_of: what this option and others are ways to name; one of them on the command line takes the place of another in a file.
         bounds: of a number, or of each number of a list: those of `Range`.
     """
-    metadata = {"help": help, "free": free} | ({"range": Range(**bounds)} if bounds else {})
+    metadata = {"help": help, "free": free, "one_of": one_of} | ({"range": Range(**bounds)} if bounds else {})
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
@@ -167,7 +174,8 @@ def find_recipe(name: str, suffix: str = ".yaml") -> Path:
 def parse_arguments(
     argument_classes: tuple[type, ...], argv: list[str] | None = None, description: str | None = None
 ) -> tuple[Any, ...]:
-    """One instance of each dataclass, from `--config FILE.yaml` and the command line (which wins).
+    """One instance of each dataclass, from `--config FILE.yaml` and the command line (which wins, also where it names a thing in another way:
+    `option`'s `one_of`).
 
     Args:
         argument_classes: dataclasses of `option`s; their names are the arguments, a class's docstring is its group's title.
@@ -178,7 +186,8 @@ def parse_arguments(
     of the wrong kind, or an unreadable file.
     """
     parser = _parser(argument_classes, description)
-    names = {entry.name for argument_class in argument_classes for entry in fields(argument_class)}
+    ways = {entry.name: entry.metadata["one_of"] for kind in argument_classes for entry in fields(kind)}
+    names = set(ways)
     argv = sys.argv[1:] if argv is None else list(argv)
     if "-h" in argv or "--help" in argv:
         parser.parse_args(["--help"])
@@ -186,11 +195,16 @@ def parse_arguments(
     files = [values for name, values in given if name == "config"]
     if files and len(files[-1]) != 1:
         parser.error("argument --config: expected one file")
-    entries = _file_options(parser, files[-1][0], argument_classes) if files else []
-    for name, values in given:
-        if name != "config":
-            entries += _our_option(parser, name, values, names, f"unknown argument --{name}")
-    found = vars(parser.parse_args(_words(entries)))
+    in_file = _file_options(parser, files[-1][0], argument_classes) if files else []
+    on_line = [
+        ours
+        for name, values in given
+        if name != "config"
+        for ours in _our_option(parser, name, values, names, f"unknown argument --{name}")
+    ]
+    replaced = {ways[name] for name, _ in on_line} - {None}
+    kept = [(name, values) for name, values in in_file if ways[name] not in replaced]
+    found = vars(parser.parse_args(_words(kept + on_line)))
     return tuple(
         argument_class(**{entry.name: found[entry.name] for entry in fields(argument_class) if entry.name in found})
         for argument_class in argument_classes

@@ -295,13 +295,14 @@ def test_a_checkpoint_of_fewer_positions_is_lengthened_to_the_corpus_and_teaches
     pretrain(tmp_path / "blocks", short, "--model_type", model_type, size=size)
     with pytest.raises(ValueError, match=r"blocks of 32 tokens, the teacher .* takes up to 16: pretrain it further"):
         pretrain(corpus, long, "--model_type", "s3bert", "--teacher_name_or_path", str(short))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("config_name: model/s3bert-small\n")
     with caplog.at_level("INFO", "s3bert"):
-        pretrain(corpus, long, "--model_name_or_path", str(short), size="")
+        pretrain(corpus, long, "--config", str(recipe), "--model_name_or_path", str(short), size="")
     assert f"{short}, pretrained with 16 positions, is lengthened in place to 32" in caplog.text
     model = AutoModelForMaskedLM.from_pretrained(long)
     assert model.config.max_position_embeddings == 32
     assert model(input_ids=torch.full((1, 32), 5)).logits.shape == (1, 32, model.config.vocab_size)
-    pretrain(corpus, long, "--model_name_or_path", str(short), "--resume_from_checkpoint", "latest", size="")
 
 
 @pytest.mark.parametrize(

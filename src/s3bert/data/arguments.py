@@ -14,6 +14,7 @@ class CorpusArguments(Arguments):
 
     dataset_name: str | None = option(
         free=True,
+        one_of="text",
         help="text: Hub ids, local folders, files or globs, or `synthetic`, joined by ' + ', each NAME[:CONFIG][=WEIGHT]; or a "
         "folder that `s3bert prepare-corpus` made",
         default=None,
@@ -22,7 +23,7 @@ class CorpusArguments(Arguments):
         free=True, help="configuration of the dataset, as NAME:CONFIG in dataset_name", default=None
     )
     train_file: str | None = option(
-        free=True, help="file or glob of training text, in place of dataset_name", default=None
+        free=True, one_of="text", help="file or glob of training text, in place of dataset_name", default=None
     )
     validation_file: str | None = option(
         free=True, help="file or glob of held-out text, in place of the source's own", default=None

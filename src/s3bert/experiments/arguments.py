@@ -22,18 +22,22 @@ ATTENTIONS: Mapping[str, tuple[list[str], bool] | None] = {
 
 @dataclass
 class ModelArguments(Arguments):
-    """Model: give exactly one of the first three."""
+    """Model: give exactly one of the first three; on the command line it takes the place of a file's."""
 
     model_name_or_path: str | None = option(
-        free=True, help="checkpoint to continue from: a folder or a Hub id", default=None
+        free=True, one_of="model", help="checkpoint to continue from: a folder or a Hub id", default=None
     )
     config_name: str | None = option(
         free=True,
+        one_of="model",
         help="configuration to start from scratch: a JSON file or recipe (model/s3bert-mini), a folder or a Hub id",
         default=None,
     )
     model_type: str | None = option(
-        free=True, help="model type with its default configuration, from scratch: s3bert, bert, ...", default=None
+        free=True,
+        one_of="model",
+        help="model type with its default configuration, from scratch: s3bert, bert, ...",
+        default=None,
     )
     config_overrides: str | None = option(
         free=True, help="changes to the configuration, as `hidden_size=128,num_segments=4`", default=None

@@ -290,8 +290,7 @@ def read_config(objective: Objective, arguments: ModelArguments) -> PreTrainedCo
     given = [f"{name} = {source}" for name, source in sources.items() if source is not None]
     if len(given) != 1:
         raise ValueError(
-            f"Give exactly one of {', '.join('--' + name for name in sources)}; there is {' and '.join(given) or 'none'}. "
-            "What a --config file names is overridden by the same argument only."
+            f"Give exactly one of {', '.join('--' + name for name in sources)}; there is {' and '.join(given) or 'none'}."
         )
     start, model_type = arguments.model_name_or_path, arguments.model_type
     if model_type is not None:
