@@ -73,4 +73,6 @@ def _model(run: Mapping[str, Any]) -> str:
 
 
 def _name(path: str | None) -> str:
-    return Path(path).stem if path and Path(path).suffix in (".json", ".yaml") else Path(path).name if path else ""
+    """Of a folder, a Hub id, a recipe or its file; "" of None."""
+    named = Path(path or "")
+    return named.stem if named.suffix == ".json" else named.name
