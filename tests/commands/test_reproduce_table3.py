@@ -154,18 +154,24 @@ def test_killed_at_random_points_it_goes_on_to_the_same_table(comparison, tmp_pa
 
 
 def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(comparison, tmp_path):
-    changed = "s3bert:smoother_norm=layer"
-    words = ["--models", changed, "--task_name", "none", "--dataset_name", str(comparison / "corpus"), "--jobs", "1"]
+    words = ["--models", "ours=s3bert:smoother_norm=layer", "--task_name", "none", "--jobs", "1"]
+    words += ["--dataset_name", str(comparison / "corpus")]
     results = compare(tmp_path, *words)
     assert results == json.loads((tmp_path / "report" / "results.json").read_text())
-    assert list(results["models"]) == [changed]
-    assert results["models"][changed]["machine"]["num_threads"] == 1, "as OMP_NUM_THREADS says, not all cores"
+    assert list(results["models"]) == ["ours"]
+    assert "\n\nours is s3bert with smoother_norm=layer.\n\n" in (tmp_path / "report" / "results.md").read_text()
+    assert "s3bert" in ModelCard.load(tmp_path / "report" / "ours.md").data.tags
+    assert results["models"]["ours"]["machine"]["num_threads"] == 1, "as OMP_NUM_THREADS says, not all cores"
     assert results["tasks"] == {}
-    assert (
-        json.loads((tmp_path / "pretrained/s3bert-smoother_norm-layer/config.json").read_text())["smoother_norm"]
-        == "layer"
-    )
+    assert json.loads((tmp_path / "pretrained/ours/config.json").read_text())["smoother_norm"] == "layer"
     assert not (tmp_path / "corpus").exists()
+
+
+def test_a_model_goes_by_its_settings_or_by_the_name_that_it_is_given():
+    models = ["s3bert", "s3bert:num_segments=4", "a=s3bert:num_segments=4", "b=s3bert"]
+    budget = Budget("x", models=models, size="tiny", task_name=["none"], pretrain_config="pretrain/smoke", tokens=1)
+    changed = ("s3bert", "num_segments=4")
+    assert budget.variants == {"s3bert": ("s3bert", ""), models[1]: changed, "a": changed, "b": ("s3bert", "")}
 
 
 def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
@@ -206,6 +212,7 @@ def test_minutes_on_a_gpu_compare_models_and_not_the_number_of_kernels_they_laun
     [
         (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert"),
         (["--models", "bert", "bert"], "one is named twice"),
+        (["--models", "a=bert", "a=s3bert"], "one is named twice"),
         (["--models", "s3bert:num_segmentz=4"], "s3bert has no 'num_segmentz'. Did you mean num_segments"),
         (["--num_processes", "64"], "num_processes = 64: this machine has"),
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
@@ -278,6 +285,30 @@ def test_the_tables_arithmetic_is_that_of_the_papers_table(tmp_path):
     assert "± 1.00" in markdown(made_up(3))
     plot_comparison(tmp_path / "scores.png", {"t": made_up(3)})
     assert (tmp_path / "scores.png").stat().st_size > 10_000
+
+
+def test_the_paper_stands_beside_what_was_measured_and_what_needs_no_pretraining():
+    results = made_up(3)
+    results["models"]["untrained s3bert"] = results["models"]["s3bert"] | {"untrained": "s3bert"}
+    for entry in results["tasks"].values():
+        scores = entry["models"]
+        for model, more in (
+            ("ponet", 0.03),
+            ("fnet", 0.10),
+        ):  # over s3bert, by less and by more than the spread of 3.51
+            scores[model] = {"seeds": [score + more for score in scores[model]["seeds"]]}
+        scores["untrained s3bert"] = {"seeds": [0.49, 0.50, 0.51]}
+    text = markdown(results)
+    part = text[text.index("## Beside the paper") :]
+    assert "| s3bert | 77.01 | 95.8 | 77.01 ± 1.00 | 95.8 | 50.00 ± 1.00 | +27.01 ± 3.51 |" in part
+    assert "| fnet | 73.48 | 91.4 | 83.48 ± 1.00 | 103.9 |  |  |" in part
+    assert (
+        "is bert, s3bert, ponet, fnet; here it is fnet, bert, ponet, s3bert. Of the paper's 6 pairs, shown here too: "
+        in part
+    )
+    assert "too: none; the other way round: fnet over s3bert, fnet over ponet; not told apart: 4." in part
+    assert "untrained s3bert, % of BERT" not in text
+    assert "| untrained s3bert | 0.00 M |  |  |  | 0 |  |  | 3.000 | 4.000 |" in part, "its one step taught it nothing"
 
 
 def test_a_recipe_changed_halfway_is_refused(comparison, tmp_path, monkeypatch):

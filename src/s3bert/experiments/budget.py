@@ -4,11 +4,19 @@ import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from s3bert.arguments import RECIPES, Arguments, find_recipe, option, override_config, read_entries
 
 
 Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
+
+
+class Variant(NamedTuple):
+    """One of configs/model, with changes to it as `override_config` reads them."""
+
+    name: str
+    changes: str
 
 
 @dataclass
@@ -18,7 +26,8 @@ class Budget(Arguments):
     output_dir: str = option(free=True, help="folder of the comparison")
     models: list[str] = option(
         free=True,
-        help="models, each a name with changes to its configuration after a colon",
+        help="models, each a name, with changes to its configuration after a colon, and what to call it before a =: "
+        "best=s3bert:smoother_norm=layer",
         default_factory=lambda: ["bert", "fnet", "ponet", "s3bert"],
     )
     untrained: bool = option(
@@ -79,19 +88,19 @@ class Budget(Arguments):
         super().__post_init__()
         if (self.tokens is None) == (self.minutes is None):
             raise ValueError("Give one of --tokens and --minutes: what the pretraining of a model may cost.")
-        if len(set(self.models)) < len(self.models):
+        if len(self.variants) < len(self.models):
             raise ValueError(f"models = {' '.join(self.models)}: one is named twice.")
         from transformers import AutoConfig  # not at the top: `--help` has no need of it
 
-        for model in self.models:
+        for model, variant in self.variants.items():
             if not self.model_file(model).exists():
                 files = (RECIPES / "model").glob(f"*-{self.size}.json")
                 there = ", ".join(sorted(file.stem.removesuffix(f"-{self.size}") for file in files))
                 raise ValueError(
                     f"models: no {self.model_file(model)}. Of size {self.size} there is: {there or 'nothing'}."
                 )
-            if changes := model.partition(":")[2]:
-                override_config(AutoConfig.from_pretrained(self.model_file(model)), changes)
+            if variant.changes:
+                override_config(AutoConfig.from_pretrained(self.model_file(model)), variant.changes)
         if "none" in self.task_name and len(self.task_name) > 1:
             raise ValueError(f"task_name = {' '.join(self.task_name)}: give none, or tasks.")
         for name in ("pretrain_config", "glue_config")[: 1 + self.finetunes]:
@@ -111,16 +120,26 @@ class Budget(Arguments):
         return list(itertools.product(self.learning_rates, self.warmup_shares))
 
     @property
+    def variants(self) -> dict[str, Variant]:
+        """What each model is, by what it is called."""
+        found = {}
+        for model in self.models:
+            called, colon, changes = model.partition(":")
+            called, _, name = called.rpartition("=")
+            found[called or name + colon + changes] = Variant(name, changes)
+        return found
+
+    @property
     def untrained_models(self) -> dict[str, str]:
         """The models' rows without pretraining, and the model of each."""
-        return {f"untrained {model}": model for model in self.models} if self.untrained else {}
+        return {f"untrained {model}": model for model in self.variants} if self.untrained else {}
 
     def model_file(self, model: str) -> Path:
-        return RECIPES / "model" / f"{model.partition(':')[0]}-{self.size}.json"
+        return RECIPES / "model" / f"{self.variants[model].name}-{self.size}.json"
 
     def files(self) -> dict[str, Path]:
         """The files that say what is done, by their names in the comparison's folder."""
-        files = [self.model_file(model) for model in self.models]
+        files = [self.model_file(model) for model in self.variants]
         recipes = {"pretrain.yaml": self.pretrain_config} | ({"glue.yaml": self.glue_config} if self.finetunes else {})
         return {file.name: file for file in files} | {name: Path(file) for name, file in recipes.items()}
 

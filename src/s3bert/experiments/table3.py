@@ -124,14 +124,16 @@ class Comparison:
             lengths, often = 1 + len(budget.short_lengths), ["--logging_steps", _SPEED_STEPS // 3]
             often += ["--short_seq_share", 1 - 1 / lengths] if budget.short_lengths else []
             how = lengths * _SPEED_STEPS, budget.settings[0], *often
-            self._run([self._pretraining("speed", model, *how) for model in budget.models], 1)
+            self._run([self._pretraining("speed", model, *how) for model in budget.variants], 1)
         if len(budget.settings) > 1:
-            steps = {model: max(1, round(budget.search_share * self.steps(model))) for model in budget.models}
-            trials = itertools.product(budget.settings, budget.models)
+            steps = {model: max(1, round(budget.search_share * self.steps(model))) for model in budget.variants}
+            trials = itertools.product(budget.settings, budget.variants)
             self._run([self._pretraining("search", model, steps[model], setting) for setting, model in trials])
-        runs = [self._pretraining("pretrained", model, self.steps(model), self.best(model)) for model in budget.models]
+        runs = [
+            self._pretraining("pretrained", model, self.steps(model), self.best(model)) for model in budget.variants
+        ]
         runs += [self._untrained(name) for name in budget.untrained_models]
-        rows = [*budget.models, *budget.untrained_models]
+        rows = [*budget.variants, *budget.untrained_models]
         glue = [self._finetuning(model, run) for model, run in zip(rows, runs)] if budget.finetunes else []
         self._run(runs + glue)
 
@@ -179,8 +181,8 @@ class Comparison:
         """Everything that finished jobs have written, each part with its job's name; under `jobs` their own results and logs."""
         models, tasks = {}, {}
         kept = ("corpus", "parameters", "train_flops_per_token", "eval_loss", "unigram_entropy", "machine")
-        of = self.budget.untrained_models
-        rows = [*self.budget.models, *of]
+        of, variants = self.budget.untrained_models, self.budget.variants
+        rows = [*variants, *of]
         for model in rows:
             folder = self._folder("pretrained", model)
             if not (run := _result(folder)):
@@ -195,7 +197,7 @@ class Comparison:
                 "seconds": run["train_runtime"],
                 "job": _job_name(folder),
             } | {name: run[name] for name in kept}
-            models[model] |= {"untrained": of[model]} if model in of else {}
+            models[model] |= {"untrained": of[model]} if model in of else variants[model]._asdict()
         for model in models:
             folder = self._folder("glue", model)
             for task, scores in results_by_task(_result(folder)).items():
@@ -249,7 +251,7 @@ class Comparison:
         self, kind: str, model: str, steps: int, setting: Setting, *more: object, folder: Path | None = None
     ) -> Job:
         trial, (rate, warmup) = kind == "search", setting
-        changes = model.partition(":")[2]
+        changes = self.budget.variants[model].changes
         folder = folder or self._folder(kind, model, setting if trial else None)
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
         # Positions beyond a block's would stay as they were drawn.

@@ -11,7 +11,7 @@ from typing import Any
 from scipy.stats import t as student_t
 
 from s3bert.files import as_markdown, mean_and_deviation, table
-from s3bert.plots import save, subplots
+from s3bert.plots import save, subplots, wrapped
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3
 
 
@@ -60,6 +60,12 @@ def interval(ours: list[float], theirs: list[float]) -> tuple[float, float | Non
     return difference, 100 * quantile * (stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
 
 
+def difference_in_words(ours: list[float], theirs: list[float]) -> str:
+    """`interval` in words."""
+    difference, spread = interval(ours, theirs)
+    return f"{difference:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+
+
 def verdict(name: str, other: str, ours: list[float], theirs: list[float]) -> str:
     """What may be said of two models' averages over seeds: a difference counts when its interval leaves out none."""
     difference, spread = interval(ours, theirs)
@@ -80,21 +86,32 @@ def scores_table(scores: Scores, more: Sequence[list[str]] = ()) -> str:
     return table(["", *tasks, average_name(tasks)], [*rows, *more])
 
 
-def draw_scores(axes: Any, scores: Scores, pale: Mapping[str, str] | None = None) -> None:
-    """Bars of the tasks' scores with their standard deviations, a colour a model; a model in `pale` has the colour of the one it names."""
-    pale = pale or {}
-    tasks = list(next(iter(scores.values())))
-    colours = {model: f"C{number % 10}" for number, model in enumerate(m for m in scores if m not in pale)}
-    width = 0.8 / len(scores)
-    for number, (model, by_task) in enumerate(scores.items()):
-        places = [place + (number - (len(scores) - 1) / 2) * width for place in range(len(tasks))]
-        heights = [100 * mean(by_task[task]) for task in tasks]
-        errors = [100 * stdev(by_task[task]) if len(by_task[task]) > 1 else 0 for task in tasks]
-        look = {"color": colours[pale.get(model, model)], "alpha": 0.4 if model in pale else 1, "label": model}
-        axes.bar(places, heights, 0.9 * width, yerr=errors, error_kw={"linewidth": 1}, **look)
-    axes.set_xticks(range(len(tasks)), tasks)
+def draw_scores(axes: Any, scores: Scores, untrained: Mapping[str, str] | None = None) -> None:
+    """Bars of the tasks' scores and of their mean, with standard deviations over seeds, a colour a model. `untrained` are rows without
+    pretraining, each with the model whose bar they lie over as a black line."""
+    untrained = untrained or {}
+    bars = [model for model in scores if model not in untrained]
+    groups = [*next(iter(scores.values())), "mean"]
+    values = {model: [*by_task.values(), seed_averages(by_task)] for model, by_task in scores.items()}
+    heights = {model: [100 * mean(group) for group in of_model] for model, of_model in values.items()}
+    width = 0.8 / len(bars)
+    places = {
+        model: [place + (number - (len(bars) - 1) / 2) * width for place in range(len(groups))]
+        for number, model in enumerate(bars)
+    }
+    for number, model in enumerate(bars):
+        errors = [100 * stdev(group) if len(group) > 1 else 0 for group in values[model]]
+        look = {"color": f"C{number % 10}", "label": wrapped(model, 45)}
+        axes.bar(places[model], heights[model], 0.9 * width, yerr=errors, error_kw={"linewidth": 1}, **look)
+    for number, (name, model) in enumerate(untrained.items()):
+        left, right = ([place + side * 0.45 * width for place in places[model]] for side in (-1, 1))
+        label = None if number else "without pretraining"
+        axes.hlines(heights[name], left, right, color="black", linewidth=2, label=label)
+    axes.set_xticks(range(len(groups)), groups)
     axes.set(ylabel="score x 100")
-    axes.legend(ncols=min(5, len(scores)), loc="lower center", bbox_to_anchor=(0.5, 1), fontsize="small")
+    legend = sorted(zip(*axes.get_legend_handles_labels()), key=lambda entry: entry[1] == "without pretraining")
+    columns = min(6, len(legend))
+    axes.legend(*zip(*legend), ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1), fontsize="small")
     axes.grid(axis="y", alpha=0.3)
 
 
@@ -103,10 +120,11 @@ def glue_sections(runs: Mapping[str, Run]) -> list[str]:
     scores = _scores(runs)
     (first, base), *others = scores.items()
     differences = [
-        [f"{name} - {first}", *(_difference(by_task[task], base[task]) for task in base)] for name, by_task in others
+        [f"{name} - {first}", *(difference_in_words(by_task[task], base[task]) for task in base)]
+        for name, by_task in others
     ]
     for row, (_, by_task) in zip(differences, others, strict=True):
-        row.append(_difference(seed_averages(by_task), seed_averages(base)))
+        row.append(difference_in_words(seed_averages(by_task), seed_averages(base)))
     started = [
         f"- {name}: {as_markdown(next(iter(results_by_task(run).values()))['started_from'])}"
         for name, run in runs.items()
@@ -155,8 +173,3 @@ def _scores(runs: Mapping[str, Run]) -> dict[str, dict[str, list[float]]]:
                 f"{first} has scores of {', '.join(found[first])}, {other} of {', '.join(found[other])}: finetune both on the same tasks."
             )
     return {name: {task: by_task[task] for task in found[first]} for name, by_task in found.items()}
-
-
-def _difference(ours: list[float], theirs: list[float]) -> str:
-    difference, spread = interval(ours, theirs)
-    return f"{difference:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")

@@ -13,7 +13,16 @@ from s3bert.files import file_name, table
 from s3bert.plots import save, subplots, wrapped
 from s3bert.tasks.glue import GLUE_TASKS, TABLE_3, glue_dataset
 
-from .glue import average_name, draw_scores, score_in_words, scores_table, seed_averages, verdict
+from .glue import (
+    average_name,
+    difference_in_words,
+    draw_scores,
+    interval,
+    score_in_words,
+    scores_table,
+    seed_averages,
+    verdict,
+)
 from .losses import draw_held_out_losses
 from .model_card import Metric, write_model_card
 from .published import GLUE_SCORES
@@ -52,6 +61,8 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     """What was done, then headings of that level, tables, and what has to be said of them."""
     models, tasks = list(results["models"]), results["tasks"]
     sections, shown = [results["budget"], f"`{results['command']}`"], list(tasks)
+    in_words = {model: _in_words(model, entry) for model, entry in results["models"].items()}
+    sections += [f"{words}." for model, words in in_words.items() if words != model]
     if shown:
         sections += [
             f"{level} GLUE, development sets",
@@ -66,11 +77,14 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
         sections.append("Each model was pretrained once: how much another pretraining would change is not shown.")
         notes = [f"- {task}: {note}" for task in shown for note in tasks[task]["not_the_official_data"]]
         sections += ["Not the official data:\n\n" + "\n".join(notes)] * bool(notes)
-    if shown and set(shown) <= set(TABLE_3) and _trained(results) <= GLUE_SCORES.keys():
+    if set(shown) <= set(TABLE_3) and len(GLUE_SCORES.keys() & set(finetuned_models(results))) > 1:
         sections += [
             f"{level} GLUE, the paper's",
             "Base size, up to a million steps of pretraining, the official data: another setting, so a table of its own.",
             _paper(shown),
+            f"{level} Beside the paper",
+            _beside_the_paper(results),
+            _order(results),
         ]
     sections += [f"{level} Pretraining", _pretraining(results, models)]
     if all("train_flops_per_token" in entry for entry in results["models"].values()):
@@ -85,6 +99,12 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
     if any(len(entry["search"]) > 1 for entry in results["models"].values()):
         sections += [f"{level} Learning rates and warm-ups tried", _search(results, models)]
     return sections
+
+
+def _in_words(model: str, entry: Mapping[str, Any]) -> str:
+    """A model's name, which says what it is, or is explained."""
+    name, changes = entry.get("name", model), entry.get("changes", "")
+    return model if model in (name, f"{name}:{changes}") else f"{model} is {name}" + f" with {changes}" * bool(changes)
 
 
 def untrained_models(results: Mapping[str, Any]) -> dict[str, str]:
@@ -103,11 +123,12 @@ def _trained(results: Mapping[str, Any]) -> set[str]:
 
 
 def _measured(results: Mapping[str, Any]) -> str:
-    """Mean and standard deviation over seeds, and percentages of BERT's."""
+    """Mean and standard deviation over seeds; of trained models percentages of BERT's, too."""
     scores = _scores(results)
     measured = {
         model: [100 * mean(values) for values in (*by_task.values(), seed_averages(by_task))]
         for model, by_task in scores.items()
+        if model not in untrained_models(results)
     }
     return scores_table(scores, _percentages(measured))
 
@@ -118,6 +139,58 @@ def _paper(tasks: list[str]) -> str:
     scores = {model: [*values, mean(values)] for model, values in scores.items()}
     rows = [[model, *(f"{score:.2f}" for score in values)] for model, values in scores.items()]
     return table(["", *tasks, average_name(tasks)], rows + _percentages(scores))
+
+
+def _paper_averages(results: Mapping[str, Any]) -> dict[str, float]:
+    """The paper's means over the tasks that were finetuned here, of those of its models that were, the best first."""
+    averages = {
+        model: mean(GLUE_SCORES[model][task] for task in results["tasks"])
+        for model in finetuned_models(results)
+        if model in GLUE_SCORES
+    }
+    return dict(sorted(averages.items(), key=lambda average: -average[1]))
+
+
+def _beside_the_paper(results: Mapping[str, Any]) -> str:
+    """A row for each model: its mean over tasks as the paper has it, here, and of its first values."""
+    papers, averages, untrained = _paper_averages(results), seed_averages_by_model(results), untrained_models(results)
+    here = {model: 100 * mean(values) for model, values in averages.items()}
+    first_values = {model: averages[name] for name, model in untrained.items() if name in averages}
+    rows = []
+    for model, values in averages.items():
+        if model not in untrained:
+            row = [model, f"{papers[model]:.2f}" if model in papers else "", _share_of_bert(papers, model)]
+            row += [score_in_words(values), _share_of_bert(here, model)]
+            if begun := first_values.get(model, []):
+                row += [score_in_words(begun), difference_in_words(values, begun)]
+            rows.append(row)
+    name = average_name(list(results["tasks"])).partition(":")[0]
+    head = ["", f"the paper's {name}", "% of BERT", f"{name} here", "% of BERT"]
+    head += ["without pretraining", "what pretraining adds, with its 95% interval"] * bool(first_values)
+    return table(head, [row + [""] * (len(head) - len(row)) for row in rows])
+
+
+def _share_of_bert(averages: Mapping[str, float], model: str) -> str:
+    """A model's mean as a percentage of BERT's; "" where one of them is not there."""
+    return f"{100 * averages[model] / averages['bert']:.1f}" if {model, "bert"} <= averages.keys() else ""
+
+
+def _order(results: Mapping[str, Any]) -> str:
+    """Whether the paper's order is that of the means here, and which of its pairs are further apart than their spread."""
+    papers, averages = _paper_averages(results), seed_averages_by_model(results)
+    here = sorted(papers, key=lambda model: -mean(averages[model]))
+    pairs = list(itertools.combinations(papers, 2))
+    shown: dict[bool, list[str]] = {True: [], False: []}
+    for better, worse in pairs:
+        difference, spread = interval(averages[better], averages[worse])
+        if spread is not None and abs(difference) > spread:
+            shown[difference > 0].append(f"{better} over {worse}" if difference > 0 else f"{worse} over {better}")
+    same, other = (", ".join(shown[way]) or "none" for way in (True, False))
+    order = "the same" if here == list(papers) else ", ".join(here)
+    return (
+        f"The paper's order is {', '.join(papers)}; here it is {order}. Of the paper's {len(pairs)} pairs, shown here too: {same}; the other "
+        f"way round: {other}; not told apart: {len(pairs) - len(shown[True]) - len(shown[False])}."
+    )
 
 
 def _percentages(scores: Mapping[str, list[float]]) -> list[list[str]]:
@@ -133,18 +206,20 @@ def _pretraining(results: Mapping[str, Any], models: list[str]) -> str:
     rows = []
     for model in models:
         entry = results["models"][model]
-        row = {
-            "": model,
-            "parameters": f"{entry['parameters'] / 1e6:.2f} M",
-            "learning rate": f"{entry['learning_rate']:g}",
-            "warm-up": f"{entry['warmup_share']:.0%}",
-            "steps": f"{entry['steps']:,}",
-            "tokens": f"{entry['tokens']:,}",
-        }
-        if "train_flops_per_token" in entry:
-            row["FLOPs per token"] = f"{entry['train_flops_per_token'] / 1e6:.1f} M"
+        row = {"": model, "parameters": f"{entry['parameters'] / 1e6:.2f} M"}
+        if "untrained" in entry:  # its one step is at a learning rate of 0
+            row["tokens"] = "0"
+        else:
+            row |= {
+                "learning rate": f"{entry['learning_rate']:g}",
+                "warm-up": f"{entry['warmup_share']:.0%}",
+                "steps": f"{entry['steps']:,}",
+                "tokens": f"{entry['tokens']:,}",
+            }
+            if "train_flops_per_token" in entry:
+                row["FLOPs per token"] = f"{entry['train_flops_per_token'] / 1e6:.1f} M"
+            row["hours"] = f"{entry['seconds'] / 3600:.2f}"
         rows.append(row | {
-            "hours": f"{entry['seconds'] / 3600:.2f}",
             "held-out loss": f"{entry['eval_loss']:.3f}",
             "under the unigram entropy": f"{entry['unigram_entropy'] - entry['eval_loss']:.3f}",
         })  # fmt: skip
@@ -239,13 +314,13 @@ def write_cards(folder: Path, results: Mapping[str, Any]) -> None:
             **entry["machine"],
         }
         summary = (
-            f"{model}, {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
+            f"{_in_words(model, entry)}, {entry['parameters']:,} parameters, pretrained on {entry['corpus']} as one of "
             f"{len(_trained(results))} models under one budget. {results['budget']} The GLUE metrics are means over seeds on "
             "development rows, of this checkpoint finetuned on each task. It shows what the budget buys; it is not a model to use. The "
             "other models stand beside it in the comparison's `results.md`."
         )
         write_model_card(
-            folder / f"{file_name(model)}.md", title, model.partition(":")[0], summary, metrics, facts, results["command"],
+            folder / f"{file_name(model)}.md", title, entry.get("name", model.partition(":")[0]), summary, metrics, facts, results["command"],
             plot="results.png",
         )  # fmt: skip
 
