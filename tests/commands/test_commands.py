@@ -31,9 +31,9 @@ from s3bert.commands import (
     run_glue,
     run_lra,
 )
-from s3bert.data.corpus import Corpus
 from s3bert.experiments.arguments import ModelArguments
-from s3bert.experiments.pretraining import MASKED, build_model
+from s3bert.experiments.objectives import MASKED
+from s3bert.experiments.starting_model import read_config
 from s3bert.reports.repository import adopt_card
 from s3bert.training.checkpoints import all_checkpoints
 
@@ -213,11 +213,10 @@ def test_any_masked_lm_model_trains_on_the_same_batches(model_type, corpus, pret
     assert (tmp_path / model_type / "losses.png").stat().st_size > 10_000
 
 
-def test_a_recipes_model_is_found_from_anywhere(corpus, tmp_path, monkeypatch):
+def test_a_recipes_model_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tokenizer = Corpus.open(corpus).tokenizer
     for name in ("configs/model/s3bert-tiny.json", "model/s3bert-tiny"):
-        assert build_model(MASKED, tokenizer, 32, ModelArguments(config_name=name)).config.model_type == "s3bert"
+        assert read_config(MASKED, ModelArguments(config_name=name)).model_type == "s3bert"
 
 
 def test_pretraining_goes_on_from_a_finished_model_and_says_what_to_do_next(corpus, pretrained, tmp_path, capsys):

@@ -80,8 +80,10 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
         compared,
         run_attention,
     )
+    from s3bert.experiments.objectives import CAUSAL
     from s3bert.experiments.perplexity import read_text
-    from s3bert.experiments.pretraining import CAUSAL, corpus_name, new_config
+    from s3bert.experiments.pretraining import corpus_name
+    from s3bert.experiments.starting_model import fit_config, read_config
     from s3bert.reports.causal_comparison import write_report
     from s3bert.tasks.perplexity import Windows
     from s3bert.training.grid import grid_results, read_report
@@ -92,7 +94,8 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
     with main_process_first():
         corpus = Corpus.open(prepare_corpus(data, top / "corpus"))
     model = ModelArguments(config_name=arguments.config_name, config_overrides=arguments.config_overrides)
-    base = new_config(CAUSAL, corpus.tokenizer, corpus.block_size, model)
+    base = read_config(CAUSAL, model)
+    fit_config(CAUSAL, base, corpus.tokenizer, corpus.block_size)
     if base.model_type != "fmmformer":
         raise ValueError(f"config_name = {arguments.config_name} is of a {base.model_type}: give an FMMformer's.")
     configs = {name: attention_config(base, name, arguments.bandwidth) for name in arguments.attention}

@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     )
     from s3bert.data.corpus import Corpus
     from s3bert.data.steps import Steps
-    from s3bert.experiments.pretraining import CAUSAL, PretrainingArguments, pretrain
+    from s3bert.experiments.objectives import CAUSAL
+    from s3bert.experiments.pretraining import PretrainingArguments, pretrain
     from s3bert.tasks.clm import ClmBatches, ClmEvaluation
     from s3bert.training.processes import locked_for_run
 

@@ -74,13 +74,9 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     from s3bert.data.corpus import Corpus
     from s3bert.data.steps import Steps
     from s3bert.experiments.distillation import Distillation
-    from s3bert.experiments.pretraining import (
-        MASKED,
-        PretrainingArguments,
-        load_teacher,
-        pretrain,
-        read_config,
-    )
+    from s3bert.experiments.objectives import MASKED
+    from s3bert.experiments.pretraining import PretrainingArguments, pretrain
+    from s3bert.experiments.starting_model import load_teacher, read_config
     from s3bert.tasks.mlm import Masking, MlmBatches, MlmEvaluation, ShortSequences
     from s3bert.training.processes import locked_for_run
 
@@ -101,7 +97,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
     def distillation(corpus: Corpus, model: "PreTrainedModel") -> Distillation | None:
         if teacher is None:
             return None
-        loaded = load_teacher(teacher, corpus, model.config.vocab_size)
+        loaded = load_teacher(teacher, teacher_config, corpus, model.config.vocab_size)
         return Distillation(loaded, mlm.distillation_weight, mlm.distillation_temperature)
 
     name, remote = mlm.teacher_name_or_path, model_arguments.trust_remote_code
@@ -112,8 +108,7 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         # Mistakes must not wait for a corpus of hours.
         if mlm.short_seq_length is not None and training.max_train_steps is None:
             raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
-        if teacher is not None:
-            read_config(MASKED, teacher)
+        teacher_config = None if teacher is None else read_config(MASKED, teacher)
         return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 
 
