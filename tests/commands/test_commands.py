@@ -272,6 +272,29 @@ def test_a_run_learns_from_a_teacher_of_the_corpus_alone_and_keeps_it(pretrained
     (other / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"The teacher .* has no tokenizer, .*: put the one"):
         pretrain(corpus, tmp_path / "second", *words)
+    AutoModel.from_pretrained(other).save_pretrained(other)
+    with pytest.raises(
+        ValueError,
+        match=r"has no weights of their shape for cls.predictions.bias.* stay random: name a checkpoint with its head",
+    ):
+        pretrain(corpus, tmp_path / "second", *words)
+
+
+def test_going_on_replaces_nothing_and_adds_no_random_layers(pretrained, corpus, tmp_path):
+    start = ["--model_name_or_path", str(pretrained)]
+    with pytest.raises(ValueError, match="is the checkpoint to start from, which would be replaced"):
+        pretrain(corpus, pretrained, *start, size="")
+    (tmp_path / "README.md").write_text("my project")
+    with pytest.raises(ValueError, match=r"has README.md, which no such run wrote"):
+        pretrain(corpus, tmp_path, *start, size="")
+    assert (tmp_path / "README.md").read_text() == "my project"
+    for overrides, message in (
+        ("num_hidden_layers=3", r"num_hidden_layers=3 has no weights of their shape for s3bert.encoder.layer.1"),
+        ("intermediate_size=48", "intermediate_size=48 has no weights of their shape for s3bert.encoder.layer.0.inter"),
+        ("hidden_act=foo", "hidden_act = 'foo'"),
+    ):
+        with pytest.raises((ValueError, StrictDataclassError), match=message):
+            pretrain(corpus, tmp_path / "run", *start, size=overrides)
 
 
 @pytest.mark.parametrize("model_type", ["s3bert", "bert"])
@@ -329,6 +352,7 @@ def test_mistakes_are_named_before_anything_is_trained(words, message, corpus, t
     ("words", "message"),
     [
         (["--teacher_name_or_path", "runs/bret"], "The configuration runs/bret"),
+        (["--distillation_weight", "0.9"], "distillation_weight: of a teacher; give --teacher_name_or_path too"),
         (["--streaming"], "A streamed corpus has no known length: give --max_train_steps"),
         (["--short_seq_length", "16"], "short_seq_share is a share of the optimiser steps: give --max_train_steps"),
     ],

@@ -176,6 +176,22 @@ def test_text_brings_the_model_near_and_is_reported(tmp_path, capsys):
     assert filled["token_str"].startswith("w")
 
 
+def test_a_folder_with_files_of_others_stays_as_it_is_and_long_text_is_refused_before_it_is_read(tmp_path):
+    source = saved(tiny("bert"), tmp_path / "bert")
+    (tmp_path / "text.txt").write_text("w1 w2\n" * 50)
+    with pytest.raises(
+        ValueError, match=r"sequences of 64 tokens is too long for .*, which takes up to 12: give --max_seq_length 12"
+    ):
+        run(source, "--dataset_name", str(tmp_path / "text.txt"), "--max_seq_length", "64")
+    folder = tmp_path / "converted"
+    assert not (folder / "corpus").exists()
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has tokenizer.json, which no such run wrote"):
+        run(source)
+    assert (folder / "tokenizer.json").read_text() == "{}"
+
+
 def test_a_bare_encoder_gives_its_pooler_to_classifiers_and_gets_a_new_head(tmp_path):
     source = BertModel(BertConfig(**SIZE, max_position_embeddings=LENGTH))
     record, folder = run(saved(source, tmp_path / "bert"))

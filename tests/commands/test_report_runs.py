@@ -40,6 +40,12 @@ def test_runs_are_added_and_the_page_is_regenerated_without_them(tmp_path):
     assert {name: kept[name] for name in results} == results
     assert kept["arguments"]["num_hidden_layers"] == 1
     assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "README.md").write_text("# My project\n")
+    with pytest.raises(
+        ValueError, match=r"README.md is no index of experiments, .*: name a --results_dir two levels down"
+    ):
+        report(tmp_path / "errors", "--title", "Errors", "--add", errors)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
     report(tmp_path / "results/errors", "--title", "Errors", "--add", errors)
     (folder / "results.md").unlink()
     assert report(folder) == text, "from results.json alone"
@@ -63,11 +69,13 @@ def test_pretrainings_stand_side_by_side_with_where_each_came_from(tmp_path):
     runs = json.loads((folder / "results.json").read_text())["runs"]
     losses = [f"{run['eval_loss']:.3f}" for run in runs.values()]
     rows = [_row(text, "first"), _row(text, "taught")]
+    card = (taught / "README.md").read_text()
+    assert "on synthetic, continued from first, teacher first. Losses" in card
     assert [row[1:3] for row in rows] == [["random weights", "none"], ["first", "first"]]
     assert [row[-2] for row in rows] == losses
     assert [[record["step"] for record in run["log"] if "eval_loss" in record] for run in runs.values()] == [[1, 2]] * 2
     assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
-    assert f"least held-out loss {min(losses)}" in (tmp_path / "results/README.md").read_text()
+    assert f"held-out loss {min(losses)} (" in (tmp_path / "results/README.md").read_text()
     assert "not to be compared" not in text
     runs["taught"]["unigram_entropy"] += 1
     (folder / "results.json").write_text(json.dumps({"title": "", "findings": [], "runs": runs}))

@@ -165,13 +165,17 @@ def test_an_ablation_pretrains_changed_models_alone_on_a_corpus_that_is_there(co
     assert results["tasks"] == {}
     assert json.loads((tmp_path / "pretrained/ours/config.json").read_text())["smoother_norm"] == "layer"
     assert not (tmp_path / "corpus").exists()
+    with pytest.raises(
+        ValueError, match=r"pretrained/ours is of another model than ours is in this call, .*s3bert-tiny"
+    ):
+        compare(tmp_path, *words[:1], "ours=bert:hidden_act=relu", *words[2:])
 
 
 def test_a_model_goes_by_its_settings_or_by_the_name_that_it_is_given():
-    models = ["s3bert", "s3bert:num_segments=4", "a=s3bert:num_segments=4", "b=s3bert"]
+    models = ["s3bert", "s3bert:num_segments=4", "a=s3bert:num_segments=4"]
     budget = Budget("x", models=models, size="tiny", task_name=["none"], pretrain_config="pretrain/smoke", tokens=1)
     changed = ("s3bert", "num_segments=4")
-    assert budget.variants == {"s3bert": ("s3bert", ""), models[1]: changed, "a": changed, "b": ("s3bert", "")}
+    assert budget.variants == {"s3bert": ("s3bert", ""), models[1]: changed, "a": changed}
 
 
 def test_the_papers_budget_is_a_million_steps_of_256_sequences(monkeypatch):
@@ -212,7 +216,18 @@ def test_minutes_on_a_gpu_compare_models_and_not_the_number_of_kernels_they_laun
     [
         (["--models", "bret"], "no .*bret-tiny.json. Of size tiny there is: bert, fnet, ponet, s3bert"),
         (["--models", "bert", "bert"], "one is named twice"),
-        (["--models", "a=bert", "a=s3bert"], "one is named twice"),
+        (["--models", "a=bert:hidden_act=relu", "a=s3bert:num_segments=4"], "one is named twice"),
+        (["--models", "a=bert", "s3bert"], "a= is a name for a model with changed settings that no other model has"),
+        (["--models", "bert=s3bert:num_segments=4"], "bert= is a name for a model with changed settings that no other"),
+        (
+            ["--models", "bert", "untrained-bert=bert:hidden_act=relu"],
+            "bert would share the folder untrained-bert; call one",
+        ),
+        (
+            ["--models", "bert:initializer_range=1e-2", "bert:initializer_range=1e+2"],
+            "would share the folder bert-init",
+        ),
+        (["--models", "-=bert:hidden_act=relu"], "models: '-' is no name of a folder"),
         (["--models", "s3bert:num_segmentz=4"], "s3bert has no 'num_segmentz'. Did you mean num_segments"),
         (["--num_processes", "64"], "num_processes = 64: this machine has"),
         (["--minutes", "3"], "Give one of --tokens and --minutes"),
@@ -226,6 +241,18 @@ def test_a_wrong_budget_is_refused_before_anything_runs(words, message, tmp_path
     with pytest.raises(ValueError, match=message):
         reproduce_table3.main([*TOY, "--output_dir", str(tmp_path), *words])
     assert not (tmp_path / "corpus").exists()
+
+
+def test_a_recipe_that_holds_no_number_is_named_and_null_is_the_default(tmp_path):
+    recipe = tmp_path / "pretrain.yaml"
+    how = dict(
+        models=["bert"], size="tiny", task_name=["none"], pretrain_config=str(recipe), max_seq_length=8, tokens=800
+    )
+    recipe.write_text("global_batch_size: null\nper_device_train_batch_size: 10\n")
+    assert Budget("x", **how).steps(800) == 10
+    recipe.write_text("per_device_train_batch_size: [8]\n")
+    with pytest.raises(ValueError, match=r"pretrain.yaml: per_device_train_batch_size = \[8\] must be a number"):
+        Budget("x", **how)
 
 
 def test_a_folder_of_another_budget_is_left_alone(comparison, monkeypatch):

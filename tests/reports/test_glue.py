@@ -48,7 +48,9 @@ def test_runs_stand_beside_the_first_one_with_the_interval_of_their_differences(
     assert "| untrained | 52.00 ± 2.00 | 60.00 ± 0.00 | 56.00 ± 1.00 |" in text
     assert "| trained - untrained | +3.00 ± 4.97 | +11.00 ± 2.48 | +7.00 ± 2.78 |" in text, "4.303 standard errors"
     assert r"- trained: runs/\*t\*" in text
-    assert "- rte: 8 of 10 train rows" in text
+    assert "- rte: 8 of 10 train rows\n" in f"{text}\n"
+    runs["trained"]["tasks"]["rte"]["not_the_official_data"] = []
+    assert "- rte: 8 of 10 train rows (untrained)" in "\n".join(glue_sections(runs)), "whatever run comes last"
     assert glue_headline(runs) == ("rte, sst2", "mean of tasks: untrained 56.00 ± 1.00, trained 63.00 ± 0.50")
     plot_glue(tmp_path / "plot.png", runs)
     assert (tmp_path / "plot.png").stat().st_size > 5_000

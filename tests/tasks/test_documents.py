@@ -70,7 +70,7 @@ def test_rows_are_held_out_in_proportion_and_none_twice(tmp_path):
     ("rows", "message"),
     [
         ([*ROWS, ("ten", None), ("x", None)], r"rows.csv, row 7 .* has no label in column 'label'.*, nor have 1 more: fill it in, or take"),
-        ([*ROWS[:2], (" ", "a")], r"rows.csv, row 3 .* has no text in column 'text': fill it in"),
+        ([*ROWS[:2], (" ", "a")], r"rows.csv, row 3 .* has no text in column 'text' .an empty cell.*: fill it in"),
         ([("one", 1), ("two", 2), ("three", None)], r"rows.csv, row 3 .* has no label"),
         ([("one", 0.5), ("two", 2)], r"rows.csv, row 1 .*: label 0.5 .* must be a string or an integer"),
         ([("one", "a"), ("two", "a")], "rows.csv: every row has the label 'a', so there is nothing to learn"),
@@ -81,6 +81,47 @@ def test_what_cannot_be_learnt_from_is_named(rows, message, tmp_path):
     name = written(tmp_path, "rows.csv", rows)
     with pytest.raises(ValueError, match=message):
         load_documents({"train": name, "validation": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,label\ngood,1\nnice, really,0\n", r"a.csv, row 2 .* has 3 fields, the header has 2: put quotes around"),
+        ("a.tsv", 'text\tlabel\n"so it began\tpos\nwell\tneg\n"again" he said\tpos\n', r"a.tsv, row 1 .*: .* expected after .*write JSON lines"),
+        ("a.jsonl", '{"text": {"de": "a"}, "label": 1}\n{"text": {"de": "b"}, "label": 0}\n', "column 'text' holds .*, not text"),
+        ("a.csv", "text,label\n" + "".join(f"text {i},{i}\n" for i in range(20)), "each of the 20 rows has a label of its own, .* as --label_column"),
+    ],
+)  # fmt: skip
+def test_rows_that_would_be_lost_or_misread_are_named(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_documents({"train": str(tmp_path / name)})
+
+
+def test_many_lines_in_quotes_are_one_text_and_blanks_around_a_label_are_none_of_it(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\n"one\ntwo, ""three""",pos \nfour,pos\nfive,neg\n')
+    documents = load_documents({"train": str(tmp_path / "a.csv"), "validation": str(tmp_path / "a.csv")})
+    assert documents.label_names == ("neg", "pos")
+    assert documents.splits["train"]["text"][0] == 'one\ntwo, "three"'
+
+
+def test_each_class_keeps_a_row_to_be_learnt(tmp_path):
+    rows = [(f"text {i}", label) for i, label in enumerate("aabb" + "cdefghijklmnopqr")]
+    documents = load_documents({"train": written(tmp_path, "train.csv", rows)}, validation_split_percentage=50)
+    train, validation = (documents.splits[split] for split in ("train", "validation"))
+    assert set(train["label"][:]) == set(range(18))
+    assert sorted([*train["text"], *validation["text"]]) == sorted(text for text, _ in rows), "none twice"
+    assert 0 < len(validation) <= 2
+
+
+def test_a_test_split_without_labels_is_predicted_and_files_that_are_not_read_are_named(tmp_path, caplog):
+    for name in ("train.csv", "validation.csv", "eval.csv", "train_extra.csv"):
+        written(tmp_path, name, ROWS)
+    (tmp_path / "own").mkdir()
+    unlabelled = written(tmp_path / "own", "rows.csv", [(text, None) for text, _ in ROWS])
+    documents = load_documents({"test": unlabelled}, str(tmp_path))
+    assert set(documents.splits["test"]["label"][:]) == {-100}
+    assert "train_extra, eval.csv is not read, only train, validation and test" in caplog.text
 
 
 def test_a_class_that_only_validation_has_is_named(tmp_path):

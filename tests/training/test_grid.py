@@ -97,6 +97,23 @@ def test_a_cell_made_otherwise_is_not_taken_for_finished(tmp_path):
     run_grid(grid(tmp_path, logging_steps=3, report_to="none"), {"max_seq_length": 64}, Trainings())
 
 
+def test_what_others_have_written_is_not_replaced_and_trials_on_other_data_are_not_compared(tmp_path):
+    trainings = Trainings()
+    (tmp_path / "README.md").write_text("my project")
+    with pytest.raises(
+        ValueError, match=r"has README.md, which no such run wrote and this one would replace: name another"
+    ):
+        run_grid(grid(tmp_path), {}, trainings)
+    run_grid(grid(tmp_path / "run", learning_rate=[1e-4]), {"crc32": 1, "model": {"hidden_size": 8}}, trainings)
+    (tmp_path / "run" / "README.md").write_text("its card")
+    run_grid(grid(tmp_path / "run", learning_rate=[1e-3]), {"crc32": 1, "model": {"hidden_size": 8}}, trainings)
+    with pytest.raises(
+        ValueError, match=r"seed1 was trained with other settings .* crc32: 1 -> 2, and the trials of a folder"
+    ):
+        run_grid(grid(tmp_path / "run", learning_rate=[1e-3], seed=[3]), {"crc32": 2}, trainings)
+    assert len(trainings.trained) == 4
+
+
 def test_a_finished_cell_of_an_earlier_version_is_kept_and_what_it_does_not_record_is_told(tmp_path, caplog):
     trainings = Trainings()
     first = run_grid(grid(tmp_path), {"task": "cola"}, trainings)

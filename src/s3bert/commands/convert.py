@@ -1,9 +1,9 @@
 """Makes an S3BERT of a BERT-like checkpoint's weights, to go on training.
 
     s3bert convert --model_name_or_path runs/bert --output_dir runs/warm
-    s3bert convert --model_name_or_path runs/bert --output_dir runs/warm --dataset_name runs/bert/corpus \\
+    s3bert convert --model_name_or_path runs/bert --output_dir runs/warm --dataset_name corpora/mine \\
         --config_overrides num_row_samples=64
-    s3bert pretrain --config pretrain/small --model_name_or_path runs/warm --output_dir runs/continued
+    s3bert pretrain --config pretrain/small --model_name_or_path runs/warm --dataset_name corpora/mine --output_dir runs/continued
 
 Embeddings, projections, feed-forward, LayerNorms, pooler and masked-LM head are the checkpoint's: a BERT, RoBERTa, XLM-RoBERTa, CamemBERT or
 DistilBERT, with its head or without. The smoother begins as an identity, which the projections' weights and biases are rewritten for. With
@@ -11,6 +11,7 @@ DistilBERT, with its head or without. The smoother begins as an identity, which 
 folder gets model, tokenizer and `conversion.json`: every weight that was taken, is new or was left out.
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,9 @@ def _convert(arguments: ConvertArguments) -> dict[str, Any]:
         arguments.max_seq_length,
     )
     print(in_words(record))
-    print(
-        f"\nNext: s3bert pretrain --config pretrain/small --model_name_or_path {folder} --output_dir {folder}-continued"
-    )
+    text = ["--dataset_name", arguments.dataset_name] if arguments.dataset_name else []
+    words = ["--config", "pretrain/small", "--model_name_or_path", str(folder), *text]
+    print(f"\nNext: {shlex.join(['s3bert', 'pretrain', *words, '--output_dir', f'{folder}-continued'])}")
     return record
 
 

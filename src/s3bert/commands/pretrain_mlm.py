@@ -108,6 +108,9 @@ def main(argv: list[str] | None = None) -> "TrainingResult":
         # Mistakes must not wait for a corpus of hours.
         if mlm.short_seq_length is not None and training.max_train_steps is None:
             raise ValueError("short_seq_share is a share of the optimiser steps: give --max_train_steps.")
+        softness = ("distillation_weight", "distillation_temperature")
+        if told := [way for way in softness if teacher is None and getattr(mlm, way) != getattr(MlmArguments, way)]:
+            raise ValueError(f"{' and '.join(told)}: of a teacher; give --teacher_name_or_path too.")
         teacher_config = None if teacher is None else read_config(MASKED, teacher)
         return pretrain(MASKED, arguments, batches, held_out, _NEXT, words, distillation)
 

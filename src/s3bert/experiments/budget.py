@@ -4,9 +4,10 @@ import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from s3bert.arguments import RECIPES, Arguments, find_recipe, option, override_config, read_entries
+from s3bert.files import file_name
 
 
 Setting = tuple[float, float]  # peak learning rate, share of the steps that warm up
@@ -90,6 +91,7 @@ class Budget(Arguments):
             raise ValueError("Give one of --tokens and --minutes: what the pretraining of a model may cost.")
         if len(self.variants) < len(self.models):
             raise ValueError(f"models = {' '.join(self.models)}: one is named twice.")
+        self._check_names()
         from transformers import AutoConfig  # not at the top: `--help` has no need of it
 
         for model, variant in self.variants.items():
@@ -108,6 +110,25 @@ class Budget(Arguments):
                 setattr(self, name, str(find_recipe(getattr(self, name))))
             except FileNotFoundError as error:
                 raise ValueError(f"{name}: {error}") from error
+        self.steps(1)  # a recipe that cannot be read is to be known now
+
+    def _check_names(self) -> None:
+        """A name tells its model from all others, in tables and as a folder's."""
+        rows = [*self.variants, *(f"untrained {model}" for model in self.variants)]
+        for model, variant in self.variants.items():
+            own = model not in (variant.name, f"{variant.name}:{variant.changes}")
+            if own and (not variant.changes or (RECIPES / "model" / f"{model}-{self.size}.json").exists()):
+                raise ValueError(
+                    f"models: {model}= is a name for a model with changed settings that no other model has, as "
+                    f"best={variant.name}:{variant.changes or 'hidden_act=relu'}."
+                )
+            if not file_name(model).strip("."):
+                raise ValueError(f"models: {model!r} is no name of a folder; call it otherwise, as best=.")
+            if same := [row for row in rows if row != model and file_name(row) == file_name(model)]:
+                raise ValueError(
+                    f"models: {model} and {same[0]} would share the folder {file_name(model)}; call one of them otherwise, as "
+                    f"best={variant.name}:{variant.changes}."
+                )
 
     @property
     def finetunes(self) -> bool:
@@ -145,9 +166,8 @@ class Budget(Arguments):
 
     def steps(self, tokens: float) -> int:
         """Optimiser steps that read so many tokens; packed blocks have no padding."""
-        entries = read_entries(Path(self.pretrain_config))
-        sequences = entries.get("per_device_train_batch_size", 8) * entries.get("gradient_accumulation_steps", 1)
-        sequences = entries.get("global_batch_size", sequences * self.num_processes)
+        sequences = self._shared("per_device_train_batch_size", 8) * self._shared("gradient_accumulation_steps", 1)
+        sequences = self._shared("global_batch_size", sequences * self.num_processes)
         return max(1, round(tokens / (sequences * self.max_seq_length)))
 
     @property
@@ -159,7 +179,18 @@ class Budget(Arguments):
     @property
     def short_share(self) -> float:
         """Share of a pretraining's steps that read short sequences."""
-        return read_entries(Path(self.pretrain_config)).get("short_seq_share", 0.3) if self.short_lengths else 0.0
+        return self._shared("short_seq_share", 0.3) if self.short_lengths else 0.0
+
+    def _shared(self, name: str, default: float) -> Any:
+        """A number of the pretraining's recipe.
+
+        Raises:
+            ValueError: it is none.
+        """
+        value = read_entries(Path(self.pretrain_config)).get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"{self.pretrain_config}: {name} = {value!r} must be a number.")
+        return default if value is None else value
 
     def command(self, name: str, *words: object) -> tuple[str, ...]:
         """A command of this project with arguments; pretraining by accelerate where there are several processes."""

@@ -30,7 +30,7 @@ from s3bert.models.conversion import (
 )
 from s3bert.models.modeling_s3bert import S3BertForMaskedLM
 from s3bert.tasks.mlm import Masking, MlmEvaluation
-from s3bert.training.checkpoints import check_finite
+from s3bert.training.checkpoints import check_finite, check_own_folder
 from s3bert.training.finetuning import weights_digest
 from s3bert.training.pretrained import check_vocabulary
 
@@ -55,8 +55,9 @@ def convert(
         ValueError: the checkpoint is of another architecture or size, or damaged; there is no tokenizer, or not the checkpoint's; the folder
             has a model; the text is of another vocabulary, or its blocks are too long.
     """
-    if (folder / "config.json").exists():
-        raise ValueError(f"{folder} has a model: name another --output_dir, or remove it.")
+    check_own_folder(folder, RECORD)
+    if (folder / RECORD).exists():
+        raise ValueError(f"{folder} has a converted model: name another --output_dir, or remove it.")
     source, missing, unread = _source(name)
     tokenizer = _tokenizer(tokenizer_name or name, source)
     config = converted_config(source.config)
@@ -79,6 +80,7 @@ def convert(
     }
     if dataset_name:
         length = max_seq_length or config.max_position_embeddings
+        _check_length(name, length, config.max_position_embeddings)
         text = CorpusArguments(dataset_name, tokenizer_name=tokenizer_name or name, max_seq_length=length)
         corpus = Corpus.open(prepare_corpus(text, folder / "corpus"))
         record |= _fit(model, source, corpus, tokenizer, name)
@@ -151,7 +153,16 @@ def _tokenizer(name: str, source: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 def _pooler(name: str) -> dict[str, torch.Tensor]:
     model = AutoModel.from_pretrained(name, dtype="float32")
+    check_finite(model, name)
     return {f"s3bert.pooler.{weight}": tensor for weight, tensor in model.pooler.state_dict().items()}
+
+
+def _check_length(name: str, length: int, longest: int) -> None:
+    if length > longest:
+        raise ValueError(
+            f"Text in sequences of {length} tokens is too long for {name}, which takes up to {longest}: give --max_seq_length {longest}, or "
+            "a corpus that was prepared with it."
+        )
 
 
 def _fit(
@@ -160,12 +171,7 @@ def _fit(
     """Fits the attention on training blocks; how near it is, and both models' losses, on held-out ones."""
     remedy = f"prepare the corpus with --tokenizer_name {name}."
     check_vocabulary(name, tokenizer, corpus.tokenizer, f"the blocks of {corpus.folder}", remedy)
-    longest = model.config.max_position_embeddings
-    if corpus.block_size > longest:
-        raise ValueError(
-            f"The corpus has blocks of {corpus.block_size} tokens, {name} takes up to {longest}: give --max_seq_length {longest}, or "
-            "another corpus."
-        )
+    _check_length(name, corpus.block_size, model.config.max_position_embeddings)
     blocks = corpus.split("train")
     tokens = torch.stack(
         [torch.from_numpy(blocks[i].astype("int64")) for i in range(0, len(blocks), -(-len(blocks) // _FITTED))]

@@ -132,6 +132,7 @@ def publish(
         "started_from": str(start),
         "classes": list(documents.label_names),
         "samples": rows,
+        "crc32": {split: rows_crc32(part) for split, part in documents.splits.items()},
         "documents_cut": cut,
         "max_seq_length": reading.max_seq_length,
         "sliding_window": reading.window,

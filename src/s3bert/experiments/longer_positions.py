@@ -41,10 +41,14 @@ def lengthen(model: PreTrainedModel, length: int) -> None:
                 0 if table.padding_idx is None else table.padding_idx + 1
             )  # RoBERTa's real positions begin behind padding's
             if positions - first < length:
+                if (
+                    getattr(config, "max_relative_positions", positions) < 1
+                ):  # DeBERTa's are as many as positions, unless they are told
+                    config.max_relative_positions = positions
                 _repeat(model.get_submodule(name.rpartition(".")[0]), table, first, length)
                 config.max_position_embeddings = first + length
             return
-    if positions >= length:
+    if positions >= length or positions < 1:
         return
     if not any("rotary" in name for name, _ in model.named_modules()):
         raise ValueError(

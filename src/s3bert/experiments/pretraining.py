@@ -3,7 +3,7 @@
 import json
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from s3bert.reports.repository import push_folder
 from s3bert.tasks.clm import ClmEvaluation
 from s3bert.tasks.mlm import MlmEvaluation
 from s3bert.training.arguments import TrainingConfig
-from s3bert.training.checkpoints import all_checkpoints
+from s3bert.training.checkpoints import all_checkpoints, check_own_folder
 from s3bert.training.finetuning import weights_digest
 from s3bert.training.flops import training_flops
 from s3bert.training.loop import TrainingResult, train
@@ -87,6 +87,12 @@ def pretrain(
     data, training = arguments.data, arguments.training
     folder, processes = Path(training.output_dir), process_state()
     # Mistakes must not wait for a corpus of hours.
+    start = arguments.model.model_name_or_path
+    if start and folder.resolve() == Path(start).resolve():
+        raise ValueError(
+            f"output_dir = {folder} is the checkpoint to start from, which would be replaced: name another."
+        )
+    check_own_folder(folder, "log.jsonl", "checkpoint-*")
     config = read_config(objective, arguments.model)
     if data.streaming and training.max_train_steps is None:
         raise ValueError("A streamed corpus has no known length: give --max_train_steps.")
@@ -103,7 +109,6 @@ def pretrain(
     else:
         steps = PackedSteps(corpus.split("train"), training.sequences_per_step, training.seed)
     batches, held_out = batches_of(corpus, steps), evaluation_of(corpus)
-    start = arguments.model.model_name_or_path
     distillation = distillation_of(corpus, model)
     settings = settings_of(arguments.model, data, arguments.objective) | {
         "corpus": corpus.fingerprint,
@@ -132,9 +137,9 @@ def pretrain(
         launcher = ["s3bert", objective.command]
         if processes.num_processes > 1:
             launcher = ["accelerate", "launch", "-m", f"s3bert.commands.{objective.module}"]
-        publish(
-            objective, result, model, corpus, training, flops, str(processes.device), shlex.join([*launcher, *words])
-        )
+        origin = {"continued from": start, "teacher": getattr(arguments.objective, "teacher_name_or_path", None)}
+        command = shlex.join([*launcher, *words])
+        publish(objective, result, model, corpus, training, flops, str(processes.device), command, origin)
         if arguments.hub.push_to_hub:
             push_folder(folder, arguments.hub.hub_model_id)
         print(next_steps.format(folder=folder, length=min(128, corpus.block_size)))
@@ -190,11 +195,13 @@ def publish(
     flops: int | None,
     device: str,
     command: str,
+    origin: Mapping[str, str | None],
 ) -> None:
     """Writes what the run measured: `all_results.json`, the loss curve, and the model card.
 
     Args:
         flops: of training on a token, as `training_flops` counts; None where it cannot. device: what trained, "cuda:0".
+        origin: checkpoints that it learnt from, by what they were; None for none.
     """
     folder = Path(training.output_dir)
     parameters = model.num_parameters()
@@ -220,7 +227,8 @@ def publish(
         for name in objective.metrics
         if name in result.metrics
     ]
-    facts = {
+    learnt_from = {what: name for what, name in origin.items() if name}
+    facts = learnt_from | {
         "parameters": f"{parameters:,}",
         "tokens seen": f"{results['train_tokens']:,}",
         "optimiser steps": f"{result.step:,} of {training.sequences_per_step} sequences of {corpus.block_size} tokens",
@@ -232,9 +240,11 @@ def publish(
         **changes_in_words(result.changes),
         **results["machine"],
     }
+    start = origin.get("continued from")
+    from_others = "".join(f", {what} {as_markdown(Path(name).name)}" for what, name in learnt_from.items())
     summary = (
         f"{_DISPLAYED.get(model.config.model_type, f'A {model.config.model_type}')} {objective.noun} of {parameters:,} parameters, pretrained by "
-        f"{objective.name} on {as_markdown(corpus_name(corpus))}. Losses are in nats, over {objective.predicted} of held-out text."
+        f"{objective.name} on {as_markdown(corpus_name(corpus))}{from_others}. Losses are in nats, over {objective.predicted} of held-out text."
     )
     write_model_card(
         folder / "README.md",
@@ -244,6 +254,7 @@ def publish(
         metrics,
         facts,
         command,
+        start if start and not Path(start).exists() else None,
         plot="losses.png",
     )
     # Last, for who waits for it: all the rest is there when it is.

@@ -63,7 +63,7 @@ def read_config(objective: Objective, arguments: ModelArguments) -> PreTrainedCo
     check_model_type(str(source), config, objective.auto_class, kind, arguments.trust_remote_code)
     if arguments.config_overrides:
         override_config(config, arguments.config_overrides)
-    if start is None:
+    if start is None or arguments.config_overrides:
         _check_values(config)
     return config
 
@@ -74,16 +74,17 @@ def build_model(
     tokenizer: PreTrainedTokenizerBase,
     block_size: int,
     arguments: ModelArguments,
+    whole: bool = False,
 ) -> PreTrainedModel:
     """The model to train, from a checkpoint or new, checked against the corpus it will read. A checkpoint of fewer positions than the
     corpus's blocks have is lengthened.
 
     Args:
         config: what `read_config` gave for the arguments; a new model's takes the corpus's vocabulary. tokenizer, block_size: the
-            corpus's.
+            corpus's. whole: whether a checkpoint must have the objective's head; a new one is drawn otherwise.
 
     Raises:
-        ValueError: as `fit_config`; a checkpoint that is damaged, whose vocabulary does not fit the corpus, or which has too few
+        ValueError: as `fit_config`; a checkpoint that is damaged or lacks weights, whose vocabulary does not fit the corpus, or which has too few
             positions and cannot be lengthened.
     """
     remote = {"trust_remote_code": arguments.trust_remote_code}
@@ -96,8 +97,16 @@ def build_model(
     auto_class = objective.auto_class
     if objective is MASKED:
         auto_class = SPARSE_BASELINES.get(config.model_type, auto_class)
+    how = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with reading(f"The checkpoint {start}"):
-        model = auto_class.from_pretrained(start, config=config, dtype="float32", **remote)
+        model, found = auto_class.from_pretrained(start, config=config, dtype="float32", **how, **remote)
+    absent = {name for name in found["missing_keys"] if whole or name.startswith(f"{model.base_model_prefix}.")}
+    if absent := sorted(absent | {name for name, *_ in found["mismatched_keys"]}):
+        settings = f" with {arguments.config_overrides}" if arguments.config_overrides else ""
+        raise ValueError(
+            f"{start}{settings} has no weights of their shape for {', '.join(absent[:3])}{' and others' * (len(absent) > 3)}, which would "
+            f"stay random: name a checkpoint with its head for {objective.name}, or leave out overrides that change weights."
+        )
     check_finite(model, start)
     remedy = f"prepare the corpus with --tokenizer_name {start}, or name another checkpoint."
     if config.vocab_size < len(tokenizer):
@@ -128,7 +137,7 @@ def load_teacher(
             f"The corpus has blocks of {corpus.block_size} tokens, the teacher {name} takes up to {longest}: pretrain it further on this "
             "corpus first, or prepare the corpus with a shorter --max_seq_length."
         )
-    teacher = build_model(MASKED, config, corpus.tokenizer, corpus.block_size, arguments)
+    teacher = build_model(MASKED, config, corpus.tokenizer, corpus.block_size, arguments, whole=True)
     if own_tokenizer(name, arguments.trust_remote_code) is None:
         raise ValueError(
             f"The teacher {name} has no tokenizer, so whether its vocabulary is the corpus's is not known: put the one that it was trained "

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean
@@ -59,6 +60,8 @@ class Comparison:
                     f"{self.folder} holds a comparison with another budget than this call's, {in_words(changed)}: give the same to "
                     "go on with it, or another --output_dir."
                 )
+        for model in self.budget.variants:
+            self._check_jobs(model)
         for name, recipe in self.budget.files().items():
             copy, text = self.folder / "configs" / name, recipe.read_text(encoding="utf-8")
             if copy.exists() and copy.read_text(encoding="utf-8") != text:
@@ -68,6 +71,27 @@ class Comparison:
                 )
             write_text(copy, text)
         save_arguments(file, self.budget)
+
+    def _check_jobs(self, model: str) -> None:
+        """
+        Raises:
+            ValueError: its jobs were those of another model that went by its name.
+        """
+        for folder in self._reported_folders([model]):
+            if (file := folder / "arguments.yaml").exists():
+                before = read_entries(file)
+                now = {"config_name": self.budget.model_file(model).name, "config_overrides": self._overrides(model)}
+                was = {name: before[name] for name in now if name in before}
+                if was and was | {"config_name": Path(was["config_name"]).name} != now:
+                    raise ValueError(
+                        f"{folder} is of another model than {model} is in this call, {was['config_name']} with "
+                        f"{was.get('config_overrides')}: call this one otherwise, or give another --output_dir."
+                    )
+
+    def _overrides(self, model: str) -> str:
+        """Of its configuration, as a pretraining's argument; positions beyond a block's would stay as they were drawn."""
+        positions = f"max_position_embeddings={self.budget.max_seq_length}"
+        return ",".join(filter(None, (positions, self.budget.variants[model].changes)))
 
     def prepare(self) -> None:
         """Tokenises and packs the corpus, unless it is there."""
@@ -96,9 +120,13 @@ class Comparison:
         rows = []
         if self.budget.finetunes:
             entries = read_entries(Path(self.budget.glue_config))
-            rows = save_tasks(
-                self.budget.task_name, self.budget.glue_dataset_name, self.packed_glue, entries.get("max_train_samples")
-            )
+            aside = self.folder / ".glue-data.unfinished"  # a run elsewhere would take a part for all there is
+            for rest in (aside, self.packed_glue):
+                shutil.rmtree(rest, ignore_errors=True)
+            asked = self.budget.task_name, self.budget.glue_dataset_name
+            rows = save_tasks(*asked, aside, entries.get("max_train_samples"))
+            if rows:
+                aside.rename(self.packed_glue)
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()) / 1e6
         if size > self.budget.max_pack_megabytes:
             raise ValueError(
@@ -251,12 +279,9 @@ class Comparison:
         self, kind: str, model: str, steps: int, setting: Setting, *more: object, folder: Path | None = None
     ) -> Job:
         trial, (rate, warmup) = kind == "search", setting
-        changes = self.budget.variants[model].changes
         folder = folder or self._folder(kind, model, setting if trial else None)
         words = ["--config", self.budget.pretrain_config, "--config_name", self.budget.model_file(model)]
-        # Positions beyond a block's would stay as they were drawn.
-        positions = f"max_position_embeddings={self.budget.max_seq_length}"
-        words += ["--config_overrides", f"{positions},{changes}" if changes else positions]
+        words += ["--config_overrides", self._overrides(model)]
         words += ["--dataset_name", self.corpus, "--learning_rate", rate, "--max_train_steps", steps]
         words += ["--num_warmup_steps", round(warmup * steps), "--seed", self.budget.seed, "--output_dir", folder]
         command = self.budget.command("pretrain_mlm", *words, *more, "--resume_from_checkpoint", "latest")

@@ -129,17 +129,17 @@ def glue_sections(runs: Mapping[str, Run]) -> list[str]:
         f"- {name}: {as_markdown(next(iter(results_by_task(run).values()))['started_from'])}"
         for name, run in runs.items()
     ]
-    notes = {
-        task: "; ".join(result["not_the_official_data"])
-        for run in runs.values()
-        for task, result in results_by_task(run).items()
-    }
+    notes: dict[str, list[str]] = {}  # the runs that each is of
+    for name, run in runs.items():
+        for task, result in results_by_task(run).items():
+            for note in result["not_the_official_data"]:
+                notes.setdefault(f"{task}: {note}", []).append(name)
     sections = [
         "Scores x 100 on development sets; mean ± deviation over the seeds of the best setting. A difference has its 95% interval.",
         scores_table(scores, differences),
         "Started from:\n\n" + "\n".join(started),
     ]
-    told = [f"- {task}: {note}" for task, note in notes.items() if note]
+    told = [f"- {note}" + f" ({', '.join(of)})" * (len(of) < len(runs)) for note, of in notes.items()]
     return sections + ["Not the official data:\n\n" + "\n".join(told)] * bool(told)
 
 

@@ -55,9 +55,12 @@ def draw_held_out_losses(
     for label, (style, records) in logs.items():
         points, reached = [], dict.fromkeys(_ACROSS, 0.0)
         for record in records:
-            reached |= {name: record[name] for name in _ACROSS if name in record}
-            if "eval_loss" in record:
-                points.append(reached | {"eval_loss": record["eval_loss"]})
+            if "eval_loss" in record:  # it may come some steps after the last record of training
+                further = record["step"] / reached["step"] if reached["step"] else 1.0
+                here = {name: value * further for name, value in reached.items()}
+                points.append(here | {"step": record["step"], "eval_loss": record["eval_loss"]})
+            else:
+                reached |= {name: record[name] for name in _ACROSS if name in record}
         for name, axes in panels.items():
             line = [(point[name] / _ACROSS[name][1], point["eval_loss"]) for point in points]
             axes.plot(*zip(*line), marker="o", markersize=3, label=wrapped(label, 45), **style)

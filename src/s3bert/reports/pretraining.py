@@ -48,11 +48,11 @@ def pretraining_sections(runs: Runs) -> list[str]:
 
 
 def pretraining_headline(runs: Runs) -> tuple[str, str]:
-    """The most tokens of a run, and the least held-out loss, with its run."""
-    losses = {name: run["eval_loss"] for name, run in runs.items()}
-    least = min(losses, key=losses.__getitem__)
+    """The most tokens of a run, and the held-out losses of all, the least first."""
     tokens = max(run["train_tokens"] for run in runs.values())
-    return f"up to {tokens:,} tokens a run", f"least held-out loss {losses[least]:.3f} (`{least}`)"
+    ranked = sorted(runs, key=lambda name: runs[name]["eval_loss"])
+    losses = ", ".join(f"{runs[name]['eval_loss']:.3f} (`{name}`)" for name in ranked)
+    return f"up to {tokens:,} tokens a run", f"held-out loss {losses}"
 
 
 def plot_pretrainings(file: Path, runs: Runs) -> None:
@@ -75,4 +75,4 @@ def _model(run: Mapping[str, Any]) -> str:
 def _name(path: str | None) -> str:
     """Of a folder, a Hub id, a recipe or its file; "" of None."""
     named = Path(path or "")
-    return named.stem if named.suffix == ".json" else named.name
+    return named.stem if named.suffix == ".json" else named.name or path or ""

@@ -60,6 +60,8 @@ REPORTS = {
     "train_tokens": Report(pretraining_sections, plot_pretrainings, pretraining_headline),
 }
 _RESULTS = ("all_results.json", "results.json", "report/results.json")
+_INDEX_HEAD = ["experiment", "setting", "main number"]
+_INDEX = f"# Results\n\n{table(_INDEX_HEAD, [])}"
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -152,7 +154,17 @@ def read_experiment(folder: Path) -> dict[str, Any]:
 
 
 def write_experiment(folder: Path, experiment: Mapping[str, Any]) -> None:
-    """Writes an experiment's `results.json`, `results.md` and `results.png`, and the index beside its folder."""
+    """Writes an experiment's `results.json`, `results.md` and `results.png`, and the index beside its folder.
+
+    Raises:
+        ValueError: a page of another kind is where the index goes.
+    """
+    other = folder.parent / "README.md"
+    if other.exists() and not other.read_text(encoding="utf-8").startswith(_INDEX):
+        raise ValueError(
+            f"{other} is no index of experiments, which would take its place: name a --results_dir two levels down, as results/"
+            f"{folder.name}."
+        )
     write_text(folder / "results.json", compact_json(experiment))
     write_text(folder / "results.md", page(experiment))
     report_of(experiment).plot(folder / "results.png", experiment["runs"])
@@ -172,7 +184,7 @@ def index(top: Path) -> str:
         experiment = read_experiment(file.parent)
         setting, result = report_of(experiment).headline(experiment["runs"])
         rows.append([f"[{experiment['title']}]({file.parent.name}/results.md)", setting, result])
-    parts = ["# Results", table(["experiment", "setting", "main number"], rows)]
+    parts = ["# Results", table(_INDEX_HEAD, rows)]
     parts.append(
         "Each folder holds `results.json`, from which `s3bert report --results_dir FOLDER` regenerates `results.md`, "
         "`results.png` and this page. Names in backquotes are runs."

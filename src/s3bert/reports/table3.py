@@ -53,8 +53,9 @@ def table3_headline(runs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         found.append(
             f"best {average_name(list(first['tasks'])).partition(':')[0]} {score_in_words(averages[best])} ({best})"
         )
-    tokens = max(entry["tokens"] for entry in first["models"].values())
-    return f"size {first['size']}, {tokens:,} tokens a model", "; ".join(found)
+    tokens = sorted({first["models"][model]["tokens"] for model in _trained(first)})
+    several = " to ".join(f"{count:,}" for count in (tokens if len(tokens) < 2 else (tokens[0], tokens[-1])))
+    return f"size {first['size']}, {several} tokens a model", "; ".join(found)
 
 
 def _sections(results: Mapping[str, Any], level: str) -> list[str]:
@@ -104,7 +105,7 @@ def _sections(results: Mapping[str, Any], level: str) -> list[str]:
 def _in_words(model: str, entry: Mapping[str, Any]) -> str:
     """A model's name, which says what it is, or is explained."""
     name, changes = entry.get("name", model), entry.get("changes", "")
-    return model if model in (name, f"{name}:{changes}") else f"{model} is {name}" + f" with {changes}" * bool(changes)
+    return model if model in (name, f"{name}:{changes}") else f"{model} is {name} with {changes}"
 
 
 def untrained_models(results: Mapping[str, Any]) -> dict[str, str]:

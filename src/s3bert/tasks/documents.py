@@ -1,5 +1,10 @@
 """One's own documents: files of texts and their classes, read and checked before anything is trained on them."""
 
+import csv
+import gzip
+import logging
+import math
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +18,8 @@ from s3bert.data.sources import COUNTED, Source, load_files, load_source, local_
 
 from .glue import GlueTask
 
+
+logger = logging.getLogger(__name__)
 
 UNLABELLED = -100  # the label of rows to predict, where a test set has no column of labels
 
@@ -71,7 +78,12 @@ def load_documents(
             raise ValueError(
                 f"--dataset_name {dataset_name}: name one folder or dataset; several are files of --train_file."
             )
+        for file in local_files(source):
+            _check_table(file)
         found = {split: (f"{source}, {split}", rows) for split, rows in load_source(source).items()}
+        unused = [split for split in found if split not in _SPLITS] + _left_aside(source)
+        if unused:
+            logger.warning("%s: %s is not read, only train, validation and test.", source, ", ".join(unused))
     found |= {split: (name, _read_file(name, split)) for split, name in files.items()}
     if "train" not in found:
         raise ValueError(
@@ -87,7 +99,7 @@ def load_documents(
     labels = {
         split: _labels(rows, label_column, where)
         for split, (where, rows) in found.items()
-        if split in texts and (split != "test" or label_column in rows.column_names)
+        if split in texts and (split != "test" or _has_labels(rows, label_column))
     }
     where, rows = found["train"]
     names = _classes(labels["train"], rows.features[label_column])
@@ -118,6 +130,7 @@ def load_documents(
 
 
 _SPLITS = ("train", "validation", "test")
+_EMPTY = "(an empty cell, or NA and the like in a CSV)"
 
 
 def _read_file(name: str, split: str) -> Dataset:
@@ -125,7 +138,57 @@ def _read_file(name: str, split: str) -> Dataset:
     files = local_files(source)
     if not files:
         raise FileNotFoundError(f"--{split}_file {name}: there is no such file (seen from {Path.cwd()}).")
+    for file in files:
+        _check_table(file)
     return load_files({"train": files}, source)["train"]
+
+
+def _check_table(file: Path) -> None:
+    """Makes sure that the reader of CSV and TSV loses nothing: it takes the first of too many fields for a row's name, and lines between two
+    quotes that stand in texts for one row.
+
+    Raises:
+        ValueError: a row has more fields than the header, or quotes that cannot be.
+    """
+    name = file.name.removesuffix(".gz")
+    if not name.endswith((".csv", ".tsv")):
+        return
+    opened = gzip.open if file.suffix == ".gz" else open
+    remedy = "put quotes around such a text and double those in it, or write JSON lines"
+    number, before = 0, csv.field_size_limit(2**31 - 1)
+    try:
+        with opened(file, "rt", encoding="utf-8", errors="replace", newline="") as stream:
+            rows = csv.reader(stream, delimiter="\t" if name.endswith(".tsv") else ",", strict=True)
+            head = next(rows, [])
+            for number, row in enumerate(rows, 1):
+                if len(row) > len(head):
+                    raise ValueError(
+                        f"{file}, row {number:,} ({COUNTED}) has {len(row)} fields, the header has {len(head)}: {remedy}."
+                    )
+    except csv.Error as error:
+        raise ValueError(f"{file}, row {number + 1:,} ({COUNTED}): {error}; {remedy}.") from error
+    except (OSError, EOFError, zlib.error):
+        pass  # damaged, which is for the reading to say
+    finally:
+        csv.field_size_limit(before)
+
+
+def _left_aside(source: Source) -> list[str]:
+    """Names of data files in a local folder that make none of its splits."""
+    folder, used = Path(source.name).expanduser() / (source.config or ""), local_files(source)
+    if not used or not folder.is_dir():
+        return []
+    return sorted(file.name for file in folder.iterdir() if file.suffix == used[0].suffix and file not in used)
+
+
+def _has_labels(rows: Dataset, column: str) -> bool:
+    """Whether a column is there with one label at least; -1 of a class is none."""
+    if column not in rows.column_names:
+        return False
+    least = 0 if isinstance(rows.features[column], ClassLabel) else -math.inf
+    return any(
+        label is not None and label == label and (isinstance(label, str) or label >= least) for label in rows[column][:]
+    )
 
 
 def _check_column(rows: Dataset, column: str, where: str, argument: str) -> None:
@@ -137,10 +200,11 @@ def _check_column(rows: Dataset, column: str, where: str, argument: str) -> None
 
 def _texts(rows: Dataset, column: str, where: str, argument: str) -> list[str]:
     _check_column(rows, column, where, argument)
-    if (kind := rows.features[column].dtype) not in ("string", "large_string"):
+    feature = rows.features[column]
+    if (kind := getattr(feature, "dtype", type(feature).__name__)) not in ("string", "large_string"):
         raise ValueError(f"{where}: column {column!r} holds {kind}, not text; name another as --{argument}.")
     texts = rows[column][:]
-    _check_filled(texts, where, f"text in column {column!r}")
+    _check_filled(texts, where, f"text in column {column!r} {_EMPTY}")
     return texts
 
 
@@ -150,14 +214,14 @@ def _labels(rows: Dataset, column: str, where: str) -> list[str]:
     feature, labels = rows.features[column], rows[column][:]
     if isinstance(feature, ClassLabel):  # -1 stands for none
         labels = [None if label is None or label < 0 else feature.names[label] for label in labels]
-    _check_filled(labels, where, f"label in column {column!r} (an empty cell, or NA and the like in a CSV)")
+    _check_filled(labels, where, f"label in column {column!r} {_EMPTY}")
     for number, label in enumerate(labels, 1):
         if not isinstance(label, int | str):
             raise ValueError(
                 f"{where}, row {number} ({COUNTED}): label {label!r} in column {column!r}, which must be a string or an integer. "
                 "Write classes as words, or name another --label_column."
             )
-    return [str(label) for label in labels]
+    return [str(label) if isinstance(feature, ClassLabel) else str(label).strip() for label in labels]
 
 
 def _check_filled(values: Sequence[object], where: str, what: str) -> None:
@@ -180,15 +244,17 @@ def _classes(labels: Sequence[str], feature: object) -> list[str]:
 def _numbers(labels: Sequence[str], numbers: Mapping[str, int], where: str) -> list[int]:
     for row, label in enumerate(labels, 1):
         if label not in numbers:
+            more = f" and {len(numbers) - 10:,} more" if len(numbers) > 10 else ""
             raise ValueError(
                 f"{where}, row {row:,} ({COUNTED}): label {label!r}, which no training row has; the classes there are "
-                f"{', '.join(numbers)}. Correct it, take the row out, or add such rows to the training file."
+                f"{', '.join(list(numbers)[:10])}{more}. Correct it, take the row out, or add such rows to the training file."
             )
     return [numbers[label] for label in labels]
 
 
 def _hold_out(rows: Dataset, percentage: int, where: str) -> dict[str, Dataset]:
-    """Training and held-out rows, in the order of the file: of rows shuffled within classes, those at even distances."""
+    """Training and held-out rows, in the order of the file: of rows shuffled within classes, those at even distances. A class keeps a row
+    to be learnt."""
     count = round(len(rows) * percentage / 100)
     labels = np.array(rows["label"][:])
     rare = [label for label, number in Counter(labels.tolist()).items() if number < 2]
@@ -200,7 +266,16 @@ def _hold_out(rows: Dataset, percentage: int, where: str) -> dict[str, Dataset]:
     shuffled = np.random.default_rng(0).permutation(len(rows))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     by_class = by_class[~np.isin(labels[by_class], rare)]  # a class of one row is to be learnt
+    if not len(by_class):
+        raise ValueError(
+            f"{where}: each of the {len(rows)} rows has a label of its own, so none can be held out. Name the column of classes as "
+            "--label_column, or give a --validation_file."
+        )
+    count = min(count, len(by_class))
     chosen = by_class[((np.arange(count) + 0.5) * len(by_class) / count).astype(int)]
+    kept = labels[np.setdiff1d(by_class, chosen)]
+    whole, first = np.unique(labels[chosen], return_index=True)
+    chosen = np.delete(chosen, first[~np.isin(whole, kept)])
     return {
         "train": rows.select(np.setdiff1d(np.arange(len(rows)), chosen)),
         "validation": rows.select(np.sort(chosen)),

@@ -296,7 +296,10 @@ def _check_texts(rows: Dataset, columns: Sequence[str], where: str) -> None:
         if nulls := rows.data.column(column).null_count:
             raise ValueError(f"{where}: {nulls} rows have no {column!r}; take them out.")
     for column in columns:
-        if column != "label" and (found := rows.features[column].dtype) not in ("string", "large_string"):
+        if column != "label" and (found := getattr(rows.features[column], "dtype", "no single value")) not in (
+            "string",
+            "large_string",
+        ):
             raise ValueError(f"{where}: column {column!r} holds {found}, which must be text; quote it, in JSON lines.")
 
 

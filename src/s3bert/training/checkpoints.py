@@ -31,6 +31,7 @@ MANIFEST = "manifest.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "training_state.json"
 WEIGHTS = "model.safetensors"
+_PUBLISHED = ("README.md", "config.json", "tokenizer.json", WEIGHTS)
 
 
 @contextmanager
@@ -179,6 +180,23 @@ def publish(folder: Path, output_dir: Path, left_out: Collection[str] = (MANIFES
                 shutil.copy2(file, aside)
         except OSError as error:
             raise OSError(f"Could not copy {file} to {output_dir}: {error}. {_remedy(error)} and run again.") from error
+
+
+def check_own_folder(folder: Path, *marks: str) -> None:
+    """Makes sure that a run will replace no model, tokenizer or page but its own.
+
+    Args:
+        marks: patterns of what a run's folder has, one of them at least, before it has any of those.
+
+    Raises:
+        ValueError: the folder has one, and no mark.
+    """
+    foreign = [name for name in _PUBLISHED if (folder / name).exists()]
+    if foreign and not any(any(folder.glob(mark)) for mark in marks):
+        raise ValueError(
+            f"output_dir = {folder} has {' and '.join(foreign)}, which no such run wrote and this one would replace: name another "
+            "--output_dir."
+        )
 
 
 def save_training_state(folder: Path, optimizer_state: dict[str, Any], state: dict[str, Any]) -> None:

@@ -51,7 +51,8 @@ def longest_input(config: PreTrainedConfig) -> float:
     if getattr(config, "position_embeddings", None) == "sinusoidal":
         return math.inf
     before = config.pad_token_id + 1 if config.model_type in _BEHIND_PADDING else 0
-    return getattr(config, "max_position_embeddings", math.inf) - before
+    positions = getattr(config, "max_position_embeddings", math.inf)
+    return positions - before if positions > 0 else math.inf  # XLNet's -1
 
 
 class StartingPoint:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,7 +22,7 @@ from torch import nn
 from s3bert.files import reading, table, write_text
 
 from .arguments import GridConfig, TrainingConfig
-from .checkpoints import publish
+from .checkpoints import check_own_folder, publish
 from .loop import TrainingResult
 from .memory import release_memory
 from .processes import process_state
@@ -88,9 +88,11 @@ def run_grid(
         train_trial: trains one configuration with resumption, and reports a metric called `score`, higher being better.
 
     Raises:
-        ValueError: a trial has come to its end with other settings, or cannot go on with them; no setting is without a failed seed.
+        ValueError: a trial has come to its end with other settings, or cannot go on with them; no setting is without a failed seed; the
+            folder has a model or a page of another kind, or trials of other settings.
     """
     trials = config.trials()
+    _check_folder(Path(config.output_dir), settings, trials)
     results = []
     for number, (name, trial_config) in enumerate(trials.items(), 1):
         folder = Path(trial_config.output_dir)
@@ -152,6 +154,23 @@ def _train(name: str, config: TrainingConfig, train_trial: Callable[[TrainingCon
     trial.epoch, trial.train_loss, trial.train_runtime = result.epoch, result.train_loss, round(result.seconds, 2)
     trial.changes = result.changes
     return trial
+
+
+def _check_folder(folder: Path, settings: Mapping[str, Any], trials: Collection[str]) -> None:
+    """Makes sure that a model in the folder is of a grid, and that trials which this call does not ask for are comparable."""
+    check_own_folder(folder, "trials")
+    for file in sorted((folder / "trials").glob(f"*/{_TRIAL}")):
+        if file.parent.name not in trials:
+            with reading(str(file)):
+                before = json.loads(file.read_text())
+            known = settings.keys() & before.keys()
+            if changed := differences(
+                file.parent, {name: before[name] for name in known}, {name: settings[name] for name in known}
+            ):
+                raise ValueError(
+                    f"{file.parent} was trained with other settings than this call's, {in_words(changed)}, and the trials of a folder are "
+                    "compared: give the same, or another --output_dir."
+                )
 
 
 def _check_same(folder: Path, made_with: Mapping[str, Any]) -> None:
