@@ -216,6 +216,11 @@ LEARNED = {
         DistilBertConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=16, max_position_embeddings=12)
     ),
     "fnet": lambda: FNetModel(FNetConfig(**sizes(max_position_embeddings=12))),
+    "deberta": lambda: DebertaV2Model(
+        DebertaV2Config(
+            **sizes(**HEADS, max_position_embeddings=12), relative_attention=True, pos_att_type=["p2c", "c2p"]
+        )
+    ),
     "ponet": lambda: PoNetModel(PoNetConfig(**sizes(**HEADS, max_position_embeddings=12))),
 }
 
