@@ -23,8 +23,10 @@ def main():
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
     arguments = parser.parse_args()
+    if Path(arguments.output_dir).resolve() == Path(arguments.model).resolve():
+        parser.error(f"--output_dir {arguments.output_dir} is the checkpoint, which would be replaced: name another.")
 
-    builder = "csv" if Path(arguments.data).suffix == ".csv" else "json"
+    builder = "csv" if ".csv" in Path(arguments.data).suffixes else "json"
     rows = load_dataset(builder, data_files=arguments.data, split="train")
     for column in ("text", "label"):
         if column not in rows.column_names:

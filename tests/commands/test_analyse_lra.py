@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from s3bert import S3BertConfig, S3BertModel
 from s3bert.commands import analyse_lra, run_lra
 from s3bert.tasks.listops import write_listops
 
@@ -32,6 +33,16 @@ def test_new_and_trained_models_are_measured_on_inputs_of_the_median_length(data
     rows = [line for line in text.splitlines() if line.startswith(f"| {trial} |")]
     assert len(rows) == 1 + 2, "the model, and its layers"
     assert analyse_lra.main([*words, "--mixer", *mixers, *names]) == results, "the same inputs and draws"
+
+
+def test_a_model_of_another_kind_is_no_measurement_of_random_weights(data, tmp_path):
+    config = S3BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_segments=4
+    )
+    S3BertModel(config).save_pretrained(tmp_path / "model")
+    words = ["--task_name", "listops", "--data_dir", str(data), "--model_name_or_path", str(tmp_path / "model")]
+    with pytest.raises(ValueError, match=r"The model .* has no weights for .*: name a folder that s3bert lra trained"):
+        analyse_lra.main([*words, "--output_dir", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ def test_a_saved_model_forecasts_later_rows(folder, tmp_path):
     assert not (tmp_path / "out/model.safetensors").exists()
 
 
+def test_neither_the_series_nor_what_others_wrote_is_replaced(folder, tmp_path):
+    file = tmp_path / "forecast.csv"
+    file.write_bytes((folder / "series.csv").read_bytes())
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"forecast.csv would be replaced by the forecast: name another --output_dir"):
+        run(file, tmp_path)
+    assert file.read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"has README\.md, which no such run wrote"):
+        run(folder / "series.csv", tmp_path / "mine")
+
+
 def test_training_again_gives_the_same_and_never_another_series_weights(folder, tmp_path):
     before = (folder / "model/forecast.csv").read_bytes()
     run(folder / "series.csv", folder / "model", "--prediction_length", "6")

@@ -86,7 +86,12 @@ def _analyse(arguments: AnalysisArguments) -> dict[str, list[dict]]:
     trained = {}
     for name in arguments.model_name_or_path:
         with reading(f"The model {name}"):
-            trained[name] = LraForSequenceClassification.from_pretrained(name)
+            trained[name], found = LraForSequenceClassification.from_pretrained(name, output_loading_info=True)
+        if absent := sorted(found["missing_keys"]):
+            raise ValueError(
+                f"The model {name} has no weights for {', '.join(absent[:3])}{' and others' * (len(absent) > 3)}: name a folder that s3bert "
+                "lra trained."
+            )
     examples = task.read(Path(arguments.data_dir) / arguments.task_name, longest)["validation"]
     if not arguments.zero_is_padding:
         examples = examples.shifted()

@@ -72,9 +72,16 @@ def _forecast(arguments: ForecastArguments) -> "pd.DataFrame":
     from s3bert.experiments.own_series import forecast, load_forecaster, train_forecaster
     from s3bert.reports.forecasting import plot_columns
     from s3bert.tasks.series import future_dates, read_series, regularize
+    from s3bert.training.checkpoints import check_own_folder
     from s3bert.training.settings import settings_of
 
-    top = Path(arguments.output_dir)
+    top, written = Path(arguments.output_dir), ("forecast.csv", "forecast.png", "errors.json")
+    if Path(arguments.csv_file).resolve() in [(top / name).resolve() for name in written]:
+        raise ValueError(
+            f"csv_file = {arguments.csv_file} would be replaced by the forecast: name another --output_dir."
+        )
+    if not arguments.model_name_or_path:
+        check_own_folder(top, "log.jsonl", "checkpoint-*")
     series, step = regularize(
         read_series(Path(arguments.csv_file), arguments.date_column, arguments.columns or None, arguments.date_format)
     )
