@@ -216,8 +216,14 @@ def test_a_label_that_is_no_class_is_an_error_that_names_it(build_model, make_ba
             model(**batch, labels=spoilt)
     spoilt.view(-1)[-1] = -100
     assert model(**batch, labels=spoilt).loss.isfinite()
-    with pytest.raises(ValueError, match=r"labels have shape .* and the logits"):
-        model(**batch, labels=labels[:-1])
+    unfit = [labels[:-1], labels.t()] if labels.dim() == 2 else [labels[:-1], labels[None]]
+    for other in unfit:
+        with pytest.raises(ValueError, match=r"labels have shape .* and the logits"):
+            model(**batch, labels=other)
+    if head == "masked_lm":
+        sparse = build_model(head, sparse_prediction=True).train()
+        with pytest.raises(ValueError, match=r"labels have shape .*: give one for each position"):
+            sparse(**batch, labels=labels[:, :-1])
 
 
 def test_training_reads_no_value_of_a_device_where_the_host_would_wait(

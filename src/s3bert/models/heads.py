@@ -86,6 +86,9 @@ def labelled_positions(
     hidden_states: torch.Tensor, labels: torch.Tensor, max_predictions: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states (P, H) and labels (P,) of the labelled positions; P is `max_predictions` where it is given."""
+    positions = tuple(hidden_states.shape[:2])
+    if tuple(labels.shape) not in (positions, (hidden_states.shape[:2].numel(),)):
+        raise ValueError(f"labels have shape {tuple(labels.shape)}: give one for each position, {positions}.")
     hidden_states, labels = hidden_states.flatten(0, 1), labels.flatten()  # (B S, H), (B S,)
     unlabelled = labels == -100
     if max_predictions is None:

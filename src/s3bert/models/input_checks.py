@@ -105,10 +105,11 @@ def check_classes(labels: torch.Tensor, logits: torch.Tensor, setting: str) -> N
         ValueError: labels that do not fit the logits, or no integers; where they are readable, one outside 0..C - 1.
     """
     classes = logits.shape[-1]
-    if labels.numel() != logits.shape[:-1].numel():
+    rows = tuple(logits.shape[:-1])
+    if tuple(labels.shape) not in (rows, (*rows, 1), (logits.shape[:-1].numel(),)):
         raise ValueError(
             f"labels have shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}: give one label for each row "
-            f"of logits, {tuple(logits.shape[:-1])}."
+            f"of logits, {rows}."
         )
     if labels.dtype != torch.int64:
         raise ValueError(f"labels are {labels.dtype}: give numbers of classes as torch.int64 (`labels.long()`).")
