@@ -42,6 +42,26 @@ def compare(folder: Path, *words: str) -> dict:
     return compare_clm.main([*sources, *ARGUMENTS.split(), "--output_dir", str(folder / "run"), *words])
 
 
+def test_without_a_validation_split_only_rows_that_were_held_out_are_scored(folder, tmp_path):
+    (tmp_path / "all.txt").write_text((folder / "train.txt").read_text())
+    total = len((folder / "train.txt").read_text().split()) + 240  # an end after each row
+    words = [
+        "--dataset_name",
+        str(tmp_path / "all.txt"),
+        "--validation_split_percentage",
+        "20",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
+    short = ["--max_train_steps", "4", "--attention", "softmax", "--seed", "1"]
+    compare(folder, *words, *short)
+    (scored,) = re.findall(r"those of ([\d,]+) held-out tokens", (tmp_path / "run" / "results.md").read_text())
+    assert int(scored.replace(",", "")) == pytest.approx(0.2 * total, rel=0.1)
+    with pytest.raises(ValueError, match=r"held-out text is 1 document, and intervals are over documents: give a"):
+        compare(folder, *words[:-1], str(tmp_path / "one"), *short, "--max_eval_samples", "4")
+    assert not list((tmp_path / "one").rglob("log.jsonl"))
+
+
 def test_kinds_of_attention_are_compared_on_the_same_tokens_and_more_can_be_added(folder, tmp_path):
     first = compare(folder, "--attention", "softmax", "band")
     results = compare(folder, "--attention", "softmax", "band", "fast-weight+linear+band")

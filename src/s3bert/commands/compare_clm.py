@@ -72,7 +72,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: GridConfig) -> dict[str, Any]:
-    from s3bert.data.corpus import Corpus, prepare_corpus
+    import numpy as np
+
+    from s3bert.data.corpus import Corpus, corpus_parts, prepare_corpus
     from s3bert.experiments.causal_comparison import (
         Scoring,
         attention_config,
@@ -81,7 +83,7 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
         run_attention,
     )
     from s3bert.experiments.objectives import CAUSAL
-    from s3bert.experiments.perplexity import read_text
+    from s3bert.experiments.perplexity import read_text, text_of
     from s3bert.experiments.pretraining import corpus_name
     from s3bert.experiments.starting_model import fit_config, read_config
     from s3bert.reports.causal_comparison import write_report
@@ -99,7 +101,19 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
     if base.model_type != "fmmformer":
         raise ValueError(f"config_name = {arguments.config_name} is of a {base.model_type}: give an FMMformer's.")
     configs = {name: attention_config(base, name, arguments.bandwidth) for name in arguments.attention}
-    text = read_text(data.validation_file or data.dataset_name, None, corpus.tokenizer, arguments.document_start)
+    held_out = data.validation_file or (data.dataset_name if corpus.folder != top / "corpus" else None)
+    if held_out:
+        text = read_text(held_out, None, corpus.tokenizer, arguments.document_start)
+    else:  # the rows that the corpus was not trained on
+        parts = [part for part in corpus_parts(data) if part.split == "validation"]
+        rows = (batch for part in parts for batch in part.texts())
+        text = text_of(rows, corpus.tokenizer, arguments.document_start)
+    documents = len(np.unique(text.document_ids[1:]))
+    if documents < 2:
+        raise ValueError(
+            f"The held-out text is {documents} document, and intervals are over documents: give a --validation_file of more rows, or a "
+            "--document_start that several of its rows have."
+        )
     lengths = (len(text.ids), corpus.block_size)
     settings = settings_of(arguments)
     scoring = Scoring(
@@ -113,7 +127,7 @@ def _compare(arguments: CompareArguments, data: CausalCorpusArguments, grid: Gri
         "title": f"language models of {corpus_name(corpus)}",
         "description": f"{base.num_hidden_layers} layers, width {base.hidden_size}, a vocabulary of {corpus.vocab_size:,}; segments of "
         f"{corpus.block_size} tokens. Perplexities are those of {len(text.ids):,} held-out tokens in windows of {corpus.block_size} that "
-        f"slide by {arguments.stride}, with 95% intervals over {text.document_ids[-1] + 1} documents. Bands are of {arguments.bandwidth}.",
+        f"slide by {arguments.stride}, with 95% intervals over {documents} documents. Bands are of {arguments.bandwidth}.",
         "bandwidth": arguments.bandwidth,
     }
     results: dict[str, dict[str, Any]] = {}

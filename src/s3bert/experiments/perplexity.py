@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def read_text(
     """
     if (Path(dataset_name).expanduser() / MANIFEST).is_file():
         raise ValueError(f"{dataset_name} is a prepared corpus, whose rows are cut into blocks: name the text itself.")
+    sources = parse_sources(dataset_name)
+    batches = (batch for source in sources for batch in text_batches(source, _split(source, split)))
+    return text_of(batches, tokenizer, document_start)
+
+
+def text_of(
+    batches: Iterable[list[str]], tokenizer: PreTrainedTokenizerBase, document_start: str | None = None
+) -> Text:
+    """Rows, in batches, as one text; arguments and errors as `read_text`'s."""
     try:
         starts = None if document_start is None else re.compile(document_start)
     except re.error as error:
@@ -76,14 +86,13 @@ def read_text(
     rows: list[np.ndarray] = []
     documents: list[int] = []
     document, num_bytes = -1, 0
-    for source in parse_sources(dataset_name):
-        for batch in text_batches(source, _split(source, split)):
-            for text, encoding in zip(batch, backend.encode_batch_fast(batch, add_special_tokens=False), strict=True):
-                num_bytes += len(text.encode("utf-8", "surrogatepass")) + 1
-                document += starts is None or starts.search(text) is not None
-                if encoding.ids or every_row:
-                    rows.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64))
-                    documents.append(max(document, 0))
+    for batch in batches:
+        for text, encoding in zip(batch, backend.encode_batch_fast(batch, add_special_tokens=False), strict=True):
+            num_bytes += len(text.encode("utf-8", "surrogatepass")) + 1
+            document += starts is None or starts.search(text) is not None
+            if encoding.ids or every_row:
+                rows.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64))
+                documents.append(max(document, 0))
     if starts is not None and document < 0:
         raise ValueError(
             f"document_start = {document_start!r}: no row of the text has it; give a pattern of the first row of each document, such as "
