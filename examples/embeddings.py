@@ -21,7 +21,8 @@ def main():
 
     lines = [line for line in Path(arguments.file).read_text(encoding="utf-8").splitlines() if line.strip()]
     model = SentenceTransformer(arguments.model)
-    model[0].auto_model.fold_filters()  # faster; the weights are final
+    if hasattr(model[0].auto_model, "fold_filters"):  # S3BERT's: faster; the weights are final
+        model[0].auto_model.fold_filters()
     similarities = model.similarity(model.encode([arguments.query]), model.encode(lines))[0]
     for similarity, index in zip(*similarities.topk(min(arguments.top, len(lines))), strict=True):
         print(f"{similarity:.3f}  {lines[index]}")

@@ -223,6 +223,10 @@ def test_values_of_another_shape_are_refused():
         shapes = rf"future_values has shape {re.escape(str(wrong))}; the forecast has \(2, 9, 3\)"
         with pytest.raises(ValueError, match=shapes):
             model()(past_values=torch.randn(2, 13, 3), future_values=torch.randn(wrong))
+    values = {"past_values": torch.randn(2, 13, 3), "future_values": torch.randn(2, 9, 3)}
+    for name, wrong in (("past_observed_mask", (2, 13, 1)), ("future_observed_mask", (2, 9, 1))):
+        with pytest.raises(ValueError, match=rf"{name} has shape {re.escape(str(wrong))}: give it that of the values"):
+            model()(**values, **{name: torch.ones(wrong)})
 
 
 def test_dlinear_is_that_of_the_loops():

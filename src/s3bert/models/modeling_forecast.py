@@ -150,7 +150,8 @@ class S3ForecastModel(S3ForecastPreTrainedModel):
             future_values: (B, H, C), for the loss. future_observed_mask: which of them count; by default all that are not NaN.
 
         Raises:
-            ValueError: another number of steps or variables than the configuration's, of past or of future values.
+            ValueError: another number of steps or variables than the configuration's, of past or of future values; a mask of another shape
+                than its values.
         """
         config = self.config
         expected = (config.context_length, config.num_input_channels)
@@ -159,6 +160,7 @@ class S3ForecastModel(S3ForecastPreTrainedModel):
                 f"past_values has shape {tuple(past_values.shape)}; the model takes (batch, {expected[0]} steps, "
                 f"{expected[1]} variables)."
             )
+        _check_mask("past_observed_mask", past_observed_mask, past_values)
         observed = ~past_values.isnan() if past_observed_mask is None else past_observed_mask.bool()
         values, loc, scale = standardise(past_values, observed, config.variance_offset)
         if config.channel_independent:
@@ -182,10 +184,16 @@ class S3ForecastModel(S3ForecastPreTrainedModel):
                     f"future_values has shape {tuple(future_values.shape)}; the forecast has {tuple(forecast.shape)}: "
                     "(batch, steps ahead, variables)."
                 )
+            _check_mask("future_observed_mask", future_observed_mask, future_values)
             counts = ~future_values.isnan() if future_observed_mask is None else future_observed_mask.bool()
             errors = torch.where(counts, future_values - forecast, 0.0)
             loss = errors.square().sum() / counts.sum().clamp(min=1)
         return S3ForecastOutput(loss=loss, prediction_outputs=forecast, loc=loc, scale=scale)
+
+
+def _check_mask(name: str, mask: torch.Tensor | None, values: torch.Tensor) -> None:
+    if mask is not None and mask.shape != values.shape:
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}: give it that of the values, {tuple(values.shape)}.")
 
 
 __all__ = ["S3ForecastModel", "S3ForecastOutput", "S3ForecastPreTrainedModel"]
